@@ -181,11 +181,12 @@ class ModelConfig:
 
     def to_flat(self) -> dict[str, Any]:
         """The flat spelling as a JSON-ready dictionary that `parse_config` reads back to an equal config."""
+        usual = {"bos_id": "bos_token_id", "eos_ids": "eos_token_id", "pad_id": "pad_token_id"}
         flat: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name != "extra" and (value is not None or field.name == "vision_max_wh_ratio"):
-                flat[field.name] = list(value) if isinstance(value, tuple) else value
+                flat[usual.get(field.name, field.name)] = list(value) if isinstance(value, tuple) else value
         return flat | {key: value for key, value in self.extra.items() if key not in flat}
 
 
