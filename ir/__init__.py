@@ -1,0 +1,13 @@
+"""The graph IR: typed SSA graphs over flattened tokens, linear states, and one declaration per operation.
+
+Axis letters, used in every docstring and shape comment:
+
+    T  tokens of a step, flattened over sequences     S   sequence slots
+    R  rows that get logits                           C{r} capacity of a compressed cache of ratio r (C1, C2, …)
+    D  model width                                    N   residual copies
+    H  attention heads                                HD  head width
+    HI, DI  index heads, index head width             W   window length
+    K  reduction axis of a product                    M   output axis of a product
+    E  experts                                        V   vocabulary
+    P  candidate blocks                               Q   Engram rows per token
+"""
