@@ -12,18 +12,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from v41c.errors import CheckpointError
+from v41c.frontend.quantize import dequantize
 from v41c.frontend.tensor_names import TensorFormats, TensorSpec, expected_tensors
 
 if TYPE_CHECKING:
     from v41c.frontend.config import ModelConfig
 
-__all__ = ["Checkpoint", "TensorFormats", "TensorSpec", "dequantize", "expected_tensors"]
+__all__ = ["Checkpoint", "TensorFormats", "TensorSpec", "expected_tensors"]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _LISTED_PROBLEMS = 4
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 class Checkpoint:
@@ -139,24 +139,6 @@ class Checkpoint:
             part = handle.get_slice(name)
             self._files[name] = file
             self._specs[name] = TensorSpec(part.get_dtype(), tuple(part.get_shape()))
-
-
-def dequantize(weight: torch.Tensor, scale: torch.Tensor, *, per_row: bool = False) -> torch.Tensor:
-    """A quantised weight [..., N, K] as fp32: every element times its power-of-two scale, exact.
-
-    int8 weights are e2m1 pairs [..., N, K/2] with scales [..., N, K/32]; e4m3 weights have scales
-    [..., ceil(N/32), ceil(K/32)], or [..., N, ceil(K/32)] when `per_row`.
-    """
-    factors = scale.float()
-    if weight.dtype == torch.int8:
-        codes = weight.view(torch.uint8)
-        pairs = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-        values = torch.tensor(_E2M1)[pairs.long()]
-    else:
-        values = weight.float()
-        if not per_row:
-            factors = factors.repeat_interleave(32, dim=-2)[..., : values.shape[-2], :]
-    return values * factors.repeat_interleave(32, dim=-1)[..., : values.shape[-1]]
 
 
 def _open(file: Path) -> Any:
