@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from v41c.errors import ConfigError
+from v41c.frontend.config_spelling import shown
 from v41c.frontend.engram import bucket_primes
 
 if TYPE_CHECKING:
@@ -38,9 +39,8 @@ def check_config(config: ModelConfig, names: Mapping[str, str], where: str) -> N
     for rules in groups:
         for holds, name, expected in rules(config):
             if not holds:
-                value = str(list(v) if isinstance(v := getattr(config, name), tuple) else v)
-                shown = value if len(value) <= 120 else f"{value[:100]}... ({len(value)} characters)"
-                raise ConfigError(f"{where}: {names.get(name, name)} = {shown}: expected {expected}")
+                value = shown(getattr(config, name))
+                raise ConfigError(f"{where}: {names.get(name, name)} = {value}: expected {expected}")
 
 
 def _positive(config: ModelConfig, *names: str) -> Iterator[Rule]:
@@ -156,8 +156,7 @@ def _engram(c: ModelConfig) -> Iterator[Rule]:
     yield from _positive(c, "engram_vocab_size", "engram_n_heads", "engram_head_dim", "engram_compressed_vocab_size")
     yield c.engram_max_ngram_size >= 2, "engram_max_ngram_size", "2 or more"
     yield c.engram_compressed_vocab_size <= c.vocab_size, "engram_compressed_vocab_size", f"at most {c.vocab_size} ids"
-    pads = range(c.engram_compressed_vocab_size)
-    yield c.engram_pad_id in pads, "engram_pad_id", f"a compressed id in 0..{len(pads) - 1}"
+    yield 0 <= c.engram_pad_id < c.vocab_size, "engram_pad_id", f"a token id in 0..{c.vocab_size - 1}"
     buckets = (c.engram_max_ngram_size - 1) * c.engram_n_heads
     # Each bucket holds at least engram_vocab_size rows: a cheap bound before any prime is searched.
     least = buckets * max(2, c.engram_vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,6 +83,12 @@ _MEANING: dict[Any, str] = {
 }
 
 
+def shown(value: Any) -> str:
+    """A value as error messages print it: one line, as the file would spell it, cut when it is long."""
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
+
+
 @dataclasses.dataclass
 class Spelled:
     """A configuration under its flat names.
@@ -98,7 +105,8 @@ def unify(raw: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Spell
     """The values that `raw`, in either spelling, gives for the names in `types`; ConfigError for a contradiction."""
     nested = "text_config" in raw or "hidden_size" in raw
     if not nested and "dim" not in raw:
-        raise ConfigError(f"{where}: expected a model configuration (dim, or text_config), got keys {sorted(raw)[:5]}")
+        keys = shown(sorted(raw)[:5])
+        raise ConfigError(f"{where}: expected a model configuration (dim, or text_config), got the keys {keys}")
     reader = _Reader(where, types)
     if nested:
         _read_nested(reader, raw)
@@ -162,7 +170,7 @@ def _read_rope(reader: _Reader, both: Mapping[str, Any]) -> None:
         for name, hf in _ROPE.items():
             reader.take(compress, name, (hf,), f"{key}.")
     elif kind != "default":
-        raise ConfigError(f"{reader.where}: {key}.rope_type = {kind!r}: expected 'yarn' or 'default'")
+        raise ConfigError(f'{reader.where}: {key}.rope_type = {shown(kind)}: expected "yarn" or "default"')
 
 
 def _read_storage(reader: _Reader, both: Mapping[str, Any], text: dict[str, Any]) -> None:
@@ -191,14 +199,14 @@ class _Reader:
         """A copy of the JSON object at `key`; empty when it is absent or null."""
         value = source.get(key)
         if value is not None and not isinstance(value, dict):
-            raise ConfigError(f"{self.where}: {key} = {value!r}: expected a JSON object")
+            raise ConfigError(f"{self.where}: {key} = {shown(value)}: expected a JSON object")
         return dict(value or {})
 
     def fixed(self, source: Mapping[str, Any], key: str, name: str, allowed: tuple[Any, ...]) -> None:
         """Refuse a present key whose value is not among those this architecture has."""
         if source.get(key) is not None and source[key] not in allowed:
-            expected = " or ".join(repr(value) for value in allowed)
-            raise ConfigError(f"{self.where}: {name} = {source[key]!r}: expected {expected}")
+            expected = " or ".join(shown(value) for value in allowed)
+            raise ConfigError(f"{self.where}: {name} = {shown(source[key])}: expected {expected}")
 
     def take(self, source: dict[str, Any], name: str, keys: tuple[str, ...], prefix: str) -> None:
         """Move the value that `source` has under one of `keys` to `name`, typed; all that are present must agree."""
@@ -209,7 +217,8 @@ class _Reader:
             return
         self.names[name] = prefix + present[0]
         if any(value != values[0] for value in values):
-            raise ConfigError(f"{self.where}: {present[0]} = {values[0]!r} contradicts {present[1]} = {values[1]!r}")
+            first, second = (f"{key} = {shown(value)}" for key, value in list(zip(present, values, strict=True))[:2])
+            raise ConfigError(f"{self.where}: {first} contradicts {second}")
         if values[0] is None:  # an absent feature, spelled out
             return
         value = self._typed(name, values[0])
@@ -225,4 +234,4 @@ class _Reader:
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            raise ConfigError(f"{self.where}: {self.names[name]} = {value!r}: expected {_MEANING[kind]}") from None
+            raise ConfigError(f"{self.where}: {self.names[name]} = {shown(value)}: expected {_MEANING[kind]}") from None

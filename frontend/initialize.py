@@ -42,6 +42,8 @@ def initialize(directory: str | Path, preset: str, seed: int = 0, progress: Prog
         raise UsageError(f"seed {seed}: expected 0 or more")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: expected a new or empty folder, found something there")
+    if target.resolve() == Path.cwd():
+        raise UsageError(f"{target}: expected a folder other than the current one: it is put in place as a whole")
     building: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,13 @@ def compressed_ids(tokenizer: Tokenizer, config: ModelConfig) -> np.ndarray:
         raise TokenizerError(
             f"{tokenizer.path}: expected ids below vocab_size {config.vocab_size}, found {max(shared)}"
         )
-    table = np.full(config.vocab_size, config.engram_pad_id, dtype=np.int32)
+    pad = config.engram_pad_id
+    if shared.get(pad) != pad:
+        # What stands before a sequence is the pad token's new id; graphs take it from the configuration alone.
+        raise TokenizerError(
+            f"{tokenizer.path}: expected engram_pad_id {pad} to keep its number, got {shared.get(pad)}"
+        )
+    table = np.full(config.vocab_size, pad, dtype=np.int32)
     table[list(shared)] = list(shared.values())
     return table
 
