@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from v41c.errors import CheckpointError
-from v41c.frontend.quantize import dequantize
 from v41c.frontend.tensor_names import TensorFormats, TensorSpec, expected_tensors
+from v41c.ir.formats import decode_e8m0, dequantize
 
 if TYPE_CHECKING:
     from v41c.frontend.config import ModelConfig
@@ -87,11 +87,14 @@ class Checkpoint:
 
     def dequantized(self, name: str) -> torch.Tensor:
         """A weight as fp32, its scales applied exactly; fp4 unpacked to its logical shape."""
-        scale = name.removesuffix("weight") + "scale"
-        weight = self.tensor(name)
-        if name.endswith(".weight") and scale in self:
-            return dequantize(weight, self.tensor(scale), per_row=name.endswith(".engram.embed.weight"))
-        return weight.float()
+        weight, scale_name = self.tensor(name), name.removesuffix("weight") + "scale"
+        if not name.endswith(".weight") or scale_name not in self:
+            return weight.float()
+        scale = self.tensor(scale_name)
+        if not name.endswith(".engram.embed.weight"):
+            return dequantize(weight, scale)
+        # A table has a scale per 32 elements of each row, not per block of rows.
+        return weight.float() * decode_e8m0(scale).repeat_interleave(32, dim=-1)[:, : weight.shape[1]]
 
     def formats(self, config: ModelConfig) -> TensorFormats:
         """How this checkpoint stores what its configuration leaves open."""
