@@ -98,6 +98,12 @@ class Op:
         """Small uses of the operation with seeded, non-trivial tensors; every test of operations runs over them."""
         raise NotImplementedError
 
+    @classmethod
+    def result_count(cls) -> int:
+        """How many results the operation has, states included."""
+        hint = _hints_of_infer(cls)
+        return len(hint.__args__) if hasattr(hint, "__args__") else 1
+
     def infer_results(self, operands: tuple[TensorType | None, ...]) -> tuple[TensorType, ...]:
         """`infer` as a tuple, after checking the operand count and the presence of required operands."""
         declared = self.operands()
@@ -154,6 +160,11 @@ def _operands(cls: type[Op]) -> tuple[Operand, ...]:
         Operand(p.name, optional=p.default is not inspect.Parameter.empty, state=p.name in cls.states)
         for p in parameters
     )
+
+
+@cache
+def _hints_of_infer(cls: type[Op]) -> Any:
+    return get_type_hints(cls.infer)["return"]
 
 
 @cache

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from v41c.ir.op import Example, Op, seeded
+from v41c.ir.ops.window_write import newest_rows
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -61,8 +62,7 @@ class CompressPool(Op):
         gates = torch.where(inside, gate[safe], state[:, 1])
         pooled = torch.zeros_like(k)
         pooled[closing] = (gates.softmax(1) * ks).sum(1)
-        keys = slots.long() * r + positions.long() % r
-        kept = list({int(key): row for row, key in enumerate(keys)}.values())
+        kept = newest_rows(slots, positions, r)
         for index, source in enumerate((k, gate)):
             partial[slots[kept].long(), index, positions[kept].long() % r] = source[kept]
         return partial, pooled if self.out == "f32" else pooled.bfloat16()

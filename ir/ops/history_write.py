@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from v41c.ir.op import Example, Op
+from v41c.ir.ops.window_write import newest_rows
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -32,9 +33,8 @@ class HistoryWrite(Op):
         return history
 
     def reference(self, history: Tensor, ids: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        length = history.shape[1]
-        for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
-            history[slot, position % length] = ids[row]
+        kept = newest_rows(slots, positions, history.shape[1])
+        history[slots[kept].long(), positions[kept].long() % history.shape[1]] = ids[kept]
         return history
 
     def flops(self, history: TensorType, ids: TensorType, positions: TensorType, slots: TensorType) -> int:

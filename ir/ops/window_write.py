@@ -38,11 +38,8 @@ class WindowWrite(Op):
     def reference(self, window: Tensor, kv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         rows = formats.write_rows(kv, "fp8_e8m0_32", window)
         length = window.shape[1]
-        # only the newest token of each ring slot is written: an indexed store with repeated indices has no order
-        keys = slots.long() * length + positions.long() % length
-        newest = {int(key): row for row, key in enumerate(keys)}
-        kept = list(newest.values())
-        window.flatten(0, 1)[keys[kept]] = rows[kept]
+        kept = newest_rows(slots, positions, length)
+        window[slots[kept].long(), positions[kept].long() % length] = rows[kept]
         return window
 
     def flops(self, window: TensorType, kv: TensorType, positions: TensorType, slots: TensorType) -> int:
@@ -66,3 +63,17 @@ class WindowWrite(Op):
             old = normal(2, 8, 64)
             window = formats.pack(old, "fp8_e8m0_32") if dtype == "u8" else old
             yield Example(cls(), (window, kv if dtype == "u8" else kv.float(), positions, slots))
+
+
+def newest_rows(slots: Tensor, positions: Tensor, length: int) -> Tensor:
+    """Rows bool [T] that no later token of their run overwrites in a ring of `length` positions.
+
+    An indexed store with repeated indices has no order, so only these are stored.
+    """
+    import torch
+
+    kept = torch.ones(len(positions), dtype=torch.bool)
+    ahead = slice(length, None)
+    behind = slice(None, max(len(positions) - length, 0))
+    kept[behind] = (slots[ahead] != slots[behind]) | (positions[ahead] != positions[behind] + length)
+    return kept
