@@ -217,7 +217,9 @@ class _Reader:
             return
         self.names[name] = prefix + present[0]
         if any(value != values[0] for value in values):
-            first, second = (f"{key} = {shown(value)}" for key, value in list(zip(present, values, strict=True))[:2])
+            first, second = (
+                f"{prefix}{key} = {shown(value)}" for key, value in list(zip(present, values, strict=True))[:2]
+            )
             raise ConfigError(f"{self.where}: {first} contradicts {second}")
         if values[0] is None:  # an absent feature, spelled out
             return
