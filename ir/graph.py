@@ -12,10 +12,14 @@ from v41c.ir.types import TensorType
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value: defined once, by an input, a weight, a state's initial version, or a node."""
+    """A value: defined once, by an input, a weight, a state's initial version, or a node.
+
+    `offset` is its place in the arena in bytes, once memory is planned; weights and states have none.
+    """
 
     name: str
     type: TensorType
+    offset: int | None = None
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -29,14 +33,24 @@ class Origin:
     made_by: str
 
 
+@dataclass(frozen=True)
+class Selected:
+    """The kernel that serves a node: its symbol, and scratch memory in bytes at `workspace_offset` of the arena."""
+
+    symbol: str
+    workspace_bytes: int = 0
+    workspace_offset: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One application of an operation."""
+    """One application of an operation; `kernel` is set once kernels are selected, except for views."""
 
     op: Op
     operands: tuple[Value | None, ...]
     results: tuple[Value, ...]
     origin: Origin
+    kernel: Selected | None = None
 
     def operand(self, name: str) -> Value | None:
         """The operand of that declared name."""
@@ -57,7 +71,8 @@ class Graph:
     """A verified-on-demand SSA graph.
 
     `weights` are named as in the checkpoint (a stack over experts has `{}` in place of the expert number). `states`
-    are the first versions; `finals` maps a state's name to the version that stands when the graph ends.
+    are the first versions; `finals` maps a state's name to the version that stands when the graph ends. `bounds` are
+    the largest values of symbolic dimensions that the selected kernels serve, empty before kernels are selected.
     """
 
     name: str
@@ -67,6 +82,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
     finals: Mapping[str, Value] = field(default_factory=dict)
+    bounds: Mapping[str, int] = field(default_factory=dict)
 
     def with_nodes(self, nodes: Iterable[Node], **changes: object) -> Graph:
         """A copy with other nodes; weights and states nobody uses any more are dropped."""

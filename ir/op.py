@@ -66,6 +66,8 @@ class Op:
 
     #: operands that are states written by the operation; each is returned as a result, in this order, before the rest
     states: ClassVar[tuple[str, ...]] = ()
+    #: the result is the operand's storage under another shape: no kernel, no memory
+    view: ClassVar[bool] = False
 
     @classmethod
     def name(cls) -> str:
@@ -191,6 +193,8 @@ def cost_of(
     `roles` says for every operand whether it is a "weight", a "state" or an "activation". States that an operation
     writes count once, as what `touched` reports.
     """
+    if op.view:
+        return Cost()
     bound = tuple(None if operand is None else operand.bind(dims) for operand in operands)
     touched = op.touched(*bound)
     total = {"weight": 0, "state": 0, "activation": 0}

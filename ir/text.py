@@ -9,6 +9,8 @@
       output %x
     }
 
+After kernels are selected the first line carries the bounds, `graph decoder (T<=512, S<=1) {`, and a node its kernel,
+`| symbol`; after memory is planned values carry `@offset` behind their type and kernels `+bytes@offset` of workspace.
 `%` marks inputs and results, `@` weights, `$` a state's first version, `_` an absent operand.
 """
 
@@ -19,16 +21,18 @@ import re
 from collections.abc import Iterator
 
 from v41c.errors import VerifyError
-from v41c.ir.graph import Graph, Module, Node, Origin, Value
+from v41c.ir.graph import Graph, Module, Node, Origin, Selected, Value
 from v41c.ir.op import Op
 from v41c.ir.ops import op_types
 from v41c.ir.types import Dim, DType, TensorType
 
-_DECLARATION = re.compile(r"(input|weight|state) [%@$](\S+) : (\S+)")
+_HEAD = re.compile(r"graph (\S+)(?: \((.*)\))? \{")
+_DECLARATION = re.compile(r"(input|weight|state) [%@$](\S+) : (.+)")
 _FINAL = re.compile(r"final \$(\S+) = [%$](\S+)")
 _OUTPUT = re.compile(r"output [%@$](\S+)")
-_NODE = re.compile(r"\((.*?)\) = (\w+)\(([^)]*)\) ?(\{.*\})? ?// (\S*) \| (\S*)")
-_TYPE = re.compile(r"(\w+)\[(.*)\]")
+_NODE = re.compile(r"\((.*?)\) = (\w+)\(([^)]*)\) ?(\{.*\})? ?// (\S*) \| (\S*)(?: \| (\S+))?")
+_TYPE = re.compile(r"(\w+)\[(.*)\](?: @(\d+))?")
+_KERNEL = re.compile(r"(\w+)(?:\+(\d+))?(?:@(\d+))?")
 _ATTRIBUTE = re.compile(r"(\w+)=")
 
 
@@ -50,21 +54,34 @@ def _lines(graph: Graph) -> Iterator[str]:
     def ref(value: Value | None) -> str:
         return "_" if value is None else sigils.get(value, "%") + value.name
 
-    yield f"graph {graph.name} {{"
+    bounds = ", ".join(f"{name}<={bound}" for name, bound in graph.bounds.items())
+    yield f"graph {graph.name} ({bounds}) {{" if bounds else f"graph {graph.name} {{"
     for kind, group in (("input", graph.inputs), ("weight", graph.weights), ("state", graph.states)):
         for value in group:
-            yield f"  {kind} {ref(value)} : {value.type}"
+            yield f"  {kind} {ref(value)} : {_typed(value)}"
     for node in graph.nodes:
-        results = ", ".join(f"{ref(value)} : {value.type}" for value in node.results)
+        results = ", ".join(f"{ref(value)} : {_typed(value)}" for value in node.results)
         operands = ", ".join(ref(value) for value in node.operands)
         attributes = node.op.text()
         call = f"{node.op.name()}({operands})" + (f" {attributes}" if attributes else "")
-        yield f"  ({results}) = {call} // {node.origin.module} | {node.origin.made_by}"
+        yield f"  ({results}) = {call} // {node.origin.module} | {node.origin.made_by}{_kernel(node.kernel)}"
     for name, value in graph.finals.items():
         yield f"  final ${name} = {ref(value)}"
     for value in graph.outputs:
         yield f"  output {ref(value)}"
     yield "}"
+
+
+def _typed(value: Value) -> str:
+    return str(value.type) if value.offset is None else f"{value.type} @{value.offset}"
+
+
+def _kernel(kernel: Selected | None) -> str:
+    if kernel is None:
+        return ""
+    size = f"+{kernel.workspace_bytes}" if kernel.workspace_bytes else ""
+    place = "" if kernel.workspace_offset is None else f"@{kernel.workspace_offset}"
+    return f" | {kernel.symbol}{size}{place}"
 
 
 def parse_module(text: str) -> Module:
@@ -74,10 +91,10 @@ def parse_module(text: str) -> Module:
     parser: _Parser | None = None
     for number, line in lines:
         if parser is None:
-            found = re.fullmatch(r"graph (\S+) \{", line)
+            found = _HEAD.fullmatch(line)
             if not found:
                 raise VerifyError(f"line {number}: expected `graph NAME {{`, got `{line[:60]}`")
-            parser = _Parser(found[1])
+            parser = _Parser(found[1], found[2] or "")
         elif line == "}":
             graphs.append(parser.finish())
             parser = None
@@ -89,8 +106,10 @@ def parse_module(text: str) -> Module:
 
 
 class _Parser:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, bounds: str) -> None:
         self.name = name
+        pairs = (entry.split("<=") for entry in filter(None, bounds.split(", ")))
+        self.bounds = {dim: int(bound) for dim, bound in pairs}
         self.declared: dict[str, list[Value]] = {"input": [], "weight": [], "state": []}
         self.nodes: list[Node] = []
         self.outputs: list[Value] = []
@@ -115,27 +134,36 @@ class _Parser:
             typed = [entry.split(" : ") for entry in found[1].split(", ")]
             results = tuple(self.define(ref[1:], type) for ref, type in typed)
             op = _parse_op(found[2], found[4] or "{}")
-            self.nodes.append(Node(op, operands, results, Origin(found[5], found[6])))
+            kernel = _parse_kernel(found[7]) if found[7] else None
+            self.nodes.append(Node(op, operands, results, Origin(found[5], found[6]), kernel))
         else:
             raise ValueError("not a declaration, operation, final or output")
 
     def define(self, name: str, type: str) -> Value:
-        self.values[name] = Value(name, _parse_type(type))
+        self.values[name] = Value(name, *_parse_type(type))
         return self.values[name]
 
     def finish(self) -> Graph:
-        declared = (tuple(self.declared[kind]) for kind in ("input", "weight", "state"))
-        graph = Graph(self.name, *declared, tuple(self.nodes), tuple(self.outputs), self.finals)
+        inputs, weights, states = (tuple(self.declared[kind]) for kind in ("input", "weight", "state"))
+        nodes, outputs = tuple(self.nodes), tuple(self.outputs)
+        graph = Graph(self.name, inputs, weights, states, nodes, outputs, self.finals, self.bounds)
         graph.verify()
         return graph
 
 
-def _parse_type(text: str) -> TensorType:
+def _parse_kernel(text: str) -> Selected:
+    found = _KERNEL.fullmatch(text)
+    if not found:
+        raise ValueError(f"not a kernel: {text}")
+    return Selected(found[1], int(found[2] or 0), None if found[3] is None else int(found[3]))
+
+
+def _parse_type(text: str) -> tuple[TensorType, int | None]:
     found = _TYPE.fullmatch(text)
     if not found:
         raise ValueError(f"not a type: {text}")
     dims: list[Dim] = [int(dim) if dim.isdigit() else dim for dim in filter(None, found[2].split(","))]
-    return TensorType(DType(found[1]), tuple(dims))
+    return TensorType(DType(found[1]), tuple(dims)), None if found[3] is None else int(found[3])
 
 
 def _parse_op(name: str, attributes: str) -> Op:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from v41c.ir.op import Example, Op, product, seeded
 from v41c.ir.types import TensorType
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class Reshape(Op):
     """out[t, …] = x[t, …] with the trailing axes as `shape`
 
-    No arithmetic.
+    No arithmetic: a view of the same bytes.
     """
 
     shape: tuple[int, ...]
+    view: ClassVar[bool] = True
 
     def infer(self, x: TensorType) -> TensorType:
         self.require(

@@ -1,0 +1,42 @@
+"""What a pass may know besides the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from v41c.ir.op import Op
+from v41c.ir.types import TensorType
+
+
+class Kernel(Protocol):
+    """What selection needs of a kernel; code generation has the rest."""
+
+    @property
+    def symbol(self) -> str:
+        """Unique name of the kernel for these types, attributes and bounds."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory of one launch."""
+
+
+KernelFor = Callable[
+    [Op, tuple[TensorType | None, ...], tuple[TensorType, ...], Mapping[str, int]],
+    Kernel,
+]
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """Options of a compilation.
+
+    `kernel_for` gives the target's kernel for an operation at types and upper bounds of the symbolic dimensions.
+    `variants` are the token counts that programs are compiled for, ascending; `bounds` bound every other dimension.
+    """
+
+    arithmetic: Literal["release", "exact"]
+    kernel_for: KernelFor
+    variants: tuple[int, ...]
+    bounds: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,105 @@
+"""The order of the passes, and running them: verified after each, timed, dumped on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from v41c.errors import UsageError
+from v41c.ir.graph import Module
+from v41c.ir.op import Cost
+from v41c.ir.text import print_module
+from v41c.passes import plan_memory, remove_quantization, select_kernels, split_encoder_decoder
+from v41c.passes.context import PassContext
+
+#: every pass in order, and why it stands there
+PIPELINE: tuple[tuple[ModuleType, str], ...] = (
+    (remove_quantization, "first: what follows sees one arithmetic only"),
+    (split_encoder_decoder, "before any fusion could join operations across the cut"),
+    (select_kernels, "after the last rewrite of operations"),
+    (plan_memory, "last: it places what the kernels need"),
+)
+REQUIRED = (remove_quantization.NAME, select_kernels.NAME)
+TRACE = "trace"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The module after a pass, and the seconds the pass took."""
+
+    name: str
+    module: Module
+    seconds: float
+
+
+def pass_names() -> tuple[str, ...]:
+    """Names of all passes in order."""
+    return tuple(entry.NAME for entry, _ in PIPELINE)
+
+
+def choose_passes(text: str) -> tuple[str, ...]:
+    """Passes of a `--passes` value: "all", or names to leave out ("-plan-memory"), or the names to run.
+
+    UsageError names an unknown pass, a mixture of both spellings, or a required pass that is missing.
+    """
+    names = pass_names()
+    entries = [entry for entry in text.split(",") if entry and entry != "all"]
+    for entry in entries:
+        if entry.removeprefix("-") not in names:
+            raise UsageError(f"--passes: unknown pass {entry.removeprefix('-')}: expected one of {', '.join(names)}")
+    left_out = {entry[1:] for entry in entries if entry.startswith("-")}
+    wanted = {entry for entry in entries if not entry.startswith("-")}
+    if left_out and wanted:
+        raise UsageError("--passes: expected names to run or names to leave out (-name), got both")
+    chosen = tuple(name for name in names if name not in left_out and (not wanted or name in wanted))
+    for name in REQUIRED:
+        if name not in chosen:
+            raise UsageError(f"--passes: {name} cannot be left out: an engine needs it")
+    return chosen
+
+
+def run_pipeline(
+    module: Module,
+    context: PassContext,
+    chosen: Iterable[str],
+    dump: Path | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Iterator[Stage]:
+    """Stages after the trace and after each chosen pass, every one verified; `dump` gets NN_<pass>.ir of each."""
+    chosen = set(chosen)
+    entries = [entry for entry, _ in PIPELINE if entry.NAME in chosen]
+    module.verify()
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        _dump(dump, 0, TRACE, module)
+    yield Stage(TRACE, module, 0.0)
+    for number, entry in enumerate(entries, 1):
+        progress(entry.NAME)
+        begin = time.perf_counter()
+        module = entry.run(module, context)
+        module.verify()
+        seconds = time.perf_counter() - begin
+        if dump is not None:
+            _dump(dump, number, entry.NAME, module)
+        yield Stage(entry.NAME, module, seconds)
+
+
+def _dump(folder: Path, number: int, name: str, module: Module) -> None:
+    (folder / f"{number:02d}_{name}.ir").write_text(print_module(module))
+
+
+def decode_cost(module: Module, bounds: dict[str, int]) -> tuple[int, Cost]:
+    """Operations, and cost of one decoded token at a full context, over the backbone's graphs (one variant of each)."""
+    dims = bounds | {"T": 1, "R": 1}
+    operations, total, seen = 0, Cost(), set()
+    for graph in module:
+        base = graph.name.partition(":")[0]
+        if base.startswith("draft") or base in seen:
+            continue
+        seen.add(base)
+        operations += len(graph.nodes)
+        total += graph.cost(dims)
+    return operations, total

@@ -1,0 +1,45 @@
+"""The kernel that serves every operation on the target, for each token count that programs are compiled for.
+
+Before: graphs that serve any number of tokens, without kernels.
+After:  one copy of each graph per variant, `decoder:1`, `decoder:512`, with its bounds, and a kernel on every node.
+Why:    a single token is bound by memory and many by arithmetic; the choice is made once, here, and never at run time.
+        An operation that the target cannot serve at these types is refused now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from v41c.ir.graph import Graph, Module, Node, Selected, Value
+from v41c.passes.context import PassContext
+
+NAME = "select-kernels"
+#: most rows of one step that get logits: a row of a large vocabulary is big, and nothing needs more
+MAX_ROWS = 64
+
+
+def run(module: Module, context: PassContext) -> Module:
+    """Raises UnsupportedError, naming operation, target and reason, where there is no kernel."""
+    return Module(tuple(_variant(graph, tokens, context) for graph in module for tokens in context.variants))
+
+
+def _variant(graph: Graph, tokens: int, context: PassContext) -> Graph:
+    bounds = dict(context.bounds) | {"T": tokens, "R": min(tokens, MAX_ROWS)}
+    nodes = tuple(_select(node, bounds, context) for node in graph.nodes)
+    used = {symbol for value in _values(graph) for symbol in value.type.symbols}
+    kept = {name: bound for name, bound in bounds.items() if name in used}
+    return replace(graph, name=f"{graph.name}:{tokens}", nodes=nodes, bounds=kept)
+
+
+def _select(node: Node, bounds: Mapping[str, int], context: PassContext) -> Node:
+    if node.op.view:
+        return node
+    operands = tuple(None if value is None else value.type for value in node.operands)
+    kernel = context.kernel_for(node.op, operands, tuple(result.type for result in node.results), bounds)
+    return replace(node, kernel=Selected(kernel.symbol, kernel.workspace_bytes))
+
+
+def _values(graph: Graph) -> list[Value]:
+    results = [result for node in graph.nodes for result in node.results]
+    return [*graph.inputs, *graph.states, *results]
