@@ -89,8 +89,8 @@ def compressed_ids(tokenizer: Tokenizer, config: ModelConfig) -> np.ndarray:
     """The Engram id of every token id: i32 [vocab_size].
 
     Ids that normalise alike share one new id, numbered by first appearance. Ids of the model that the tokenizer has no
-    entry for count as the pad id: no text produces them. TokenizerError when the number of new ids is not
-    `engram_compressed_vocab_size`: the Engram's rows would mean other text.
+    entry for count as padding: no text produces them. What stands before a sequence is `table[config.engram_pad_id]`.
+    TokenizerError when the number of new ids is not `engram_compressed_vocab_size`: rows would mean other text.
     """
     shared = _share(tokenizer)
     size = len(set(shared.values()))
@@ -104,12 +104,10 @@ def compressed_ids(tokenizer: Tokenizer, config: ModelConfig) -> np.ndarray:
         raise TokenizerError(
             f"{tokenizer.path}: expected ids below vocab_size {config.vocab_size}, found {max(shared)}"
         )
-    pad = config.engram_pad_id
-    if shared.get(pad) != pad:
-        # What stands before a sequence is the pad token's new id; graphs take it from the configuration alone.
-        raise TokenizerError(
-            f"{tokenizer.path}: expected engram_pad_id {pad} to keep its number, got {shared.get(pad)}"
-        )
+    pad = shared.get(config.engram_pad_id)
+    if pad is None:
+        expected = f"a token for engram_pad_id {config.engram_pad_id}"
+        raise TokenizerError(f"{tokenizer.path}: expected {expected}, found none")
     table = np.full(config.vocab_size, pad, dtype=np.int32)
     table[list(shared)] = list(shared.values())
     return table

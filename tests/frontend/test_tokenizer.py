@@ -132,9 +132,10 @@ def test_size_must_be_the_configured_one(trained: Tokenizer) -> None:
         compressed_ids(trained, config)
 
 
-def test_pad_id_must_keep_its_number(trained: Tokenizer) -> None:
-    config = parse_config(json.loads((TRAINED / "config.json").read_text()) | {"engram_pad_id": 2000})
-    with pytest.raises(TokenizerError, match="expected engram_pad_id 2000 to keep its number, got"):
+def test_pad_id_needs_a_token(trained: Tokenizer) -> None:
+    wider = {"vocab_size": 2100, "engram_pad_id": 2099}
+    config = parse_config(json.loads((TRAINED / "config.json").read_text()) | wider)
+    with pytest.raises(TokenizerError, match="expected a token for engram_pad_id 2099, found none"):
         compressed_ids(trained, config)
 
 
