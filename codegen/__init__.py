@@ -1,0 +1,1 @@
+"""Kernels: graph operations to machine code, one folder per backend."""

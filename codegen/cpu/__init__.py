@@ -1,0 +1,42 @@
+"""CPU kernels, written in TIR: one file per operation, found by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from v41c.codegen.kernel import CpuKernel
+from v41c.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from v41c.ir.op import Op
+    from v41c.ir.types import TensorType
+    from v41c.targets.target import Target
+
+
+def has_kernel(name: str) -> bool:
+    """Whether there is a kernel file for the operation of this name."""
+    return find_spec(f"v41c.codegen.cpu.{name}") is not None
+
+
+def kernel_for(
+    op: Op,
+    operands: Sequence[TensorType | None],
+    results: Sequence[TensorType],
+    target: Target,
+    bounds: Mapping[str, int],
+) -> CpuKernel:
+    """The kernel of `op` at these types on `target`.
+
+    `bounds` is the largest value of each symbolic dimension that this variant will meet; a variant with T ≤ 1 is made
+    for single tokens. UnsupportedError names operation, target and reason.
+    """
+    if not has_kernel(op.name()):
+        raise UnsupportedError(f"{op.name()} on {target.name}: no kernel; expected codegen/cpu/{op.name()}.py")
+    module = importlib.import_module(f"v41c.codegen.cpu.{op.name()}")
+    kernel = module.kernel(op, tuple(operands), tuple(results), target, bounds)
+    if not isinstance(kernel, CpuKernel):
+        raise UnsupportedError(f"{op.name()} on {target.name}: kernel(): expected a CpuKernel, got {type(kernel)}")
+    return kernel

@@ -1,0 +1,89 @@
+"""Kernels to one shared library that needs nothing but libc: TIR to object files by TVM, linked with `runtime.c`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from v41c.codegen.kernel import CpuKernel
+from v41c.errors import UnsupportedError
+from v41c.targets.target import Target
+
+_RUNTIME = Path(__file__).with_name("runtime.c")
+_EXPORTS = "{ global: __tvm_ffi_*; v41c_*; local: *; };\n"
+
+
+def build_library(kernels: Sequence[CpuKernel], target: Target, path: Path) -> None:
+    """Write the kernels as a shared library; equal kernels and tools give equal bytes.
+
+    Kernel `k` is exported as `__tvm_ffi_<k.symbol>`, beside `v41c_run`, `v41c_set_threads` and `v41c_last_error`.
+    Kernels of one symbol must be the same kernel and are built once.
+    """
+    unique = {kernel.symbol: kernel for kernel in kernels}
+    compiler = _compiler()
+    with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
+        objects = [Path(folder, f"{symbol}.o") for symbol in sorted(unique)]
+        with ThreadPoolExecutor(_processors()) as pool:
+            runtime = pool.submit(_compile_runtime, compiler, target, Path(folder, "runtime.o"))
+            list(pool.map(lambda out: compile_object(unique[out.stem], target, out), objects))
+            objects.append(runtime.result())
+        exports = Path(folder, "exports.map")
+        exports.write_text(_EXPORTS)
+        listing = Path(folder, "objects.txt")
+        listing.write_text("".join(f'"{file.name}"\n' for file in objects))
+        command = [compiler, "-shared", "-pthread", "-s", "-Wl,--build-id=none", "-Wl,--gc-sections", "-Wl,--as-needed"]
+        _run([*command, f"-Wl,--version-script={exports.name}", f"@{listing.name}", "-o", str(path.resolve())], folder)
+
+
+def compile_object(kernel: CpuKernel, target: Target, path: Path) -> None:
+    """Compile one kernel to an object file.
+
+    Only the passes that TIR written by this package needs: the default pipeline's simplifications cost time and
+    substitute values that were bound to be computed once.
+    """
+    host = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu})
+    passes = [
+        tirx.transform.BindTarget(host.with_host(host)),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.LowerTVMBuiltin(),
+        tirx.transform.LowerIntrin(),
+    ]
+    module: Any = tvm.IRModule({kernel.symbol: kernel.function})
+    for lower in passes:
+        module = lower(module)
+    tvm.get_global_func("target.build.llvm")(module, host).write_to_file(str(path), "o")
+
+
+def _compile_runtime(compiler: str, target: Target, path: Path) -> Path:
+    flags = ["-O2", "-std=gnu11", "-fPIC", "-fvisibility=hidden", f"-march={target.mcpu}", "-pthread", "-w"]
+    _run([compiler, *flags, "-c", _RUNTIME.name, "-o", str(path)], str(_RUNTIME.parent))
+    return path
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CC", ""), "gcc", "cc", "clang"):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    raise UnsupportedError("kernel library: expected a C compiler (gcc, cc or clang) on PATH or in CC; install gcc")
+
+
+def _run(command: list[str], folder: str) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = " ".join(done.stderr.split())[:300]
+        raise UnsupportedError(f"kernel library: {command[0]} failed with status {done.returncode}: {reason}")
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,1 @@
+"""Hardware: one file per family of targets; `target.py` says what passes and kernels may ask."""

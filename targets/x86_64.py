@@ -1,0 +1,45 @@
+"""x86-64 processors by micro-architecture level (x86-64 psABI, section 3.1.1): v3 is AVX2, v4 is AVX-512."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from v41c.targets.target import Target
+
+_V3_FEATURES = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+_V4_FEATURES = (*_V3_FEATURES, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+V3 = Target(
+    name="cpu:x86-64-v3",
+    backend="cpu",
+    mcpu="x86-64-v3",
+    vector_bits=256,
+    vector_registers=16,
+    has_avx512=False,
+    has_f16c=True,
+    l1d_bytes=32 << 10,  # Haswell to Zen 4
+    l2_bytes=256 << 10,  # Haswell
+    features=_V3_FEATURES,
+)
+V4 = Target(
+    name="cpu:x86-64-v4",
+    backend="cpu",
+    mcpu="x86-64-v4",
+    vector_bits=512,
+    vector_registers=32,
+    has_avx512=True,
+    has_f16c=True,
+    l1d_bytes=32 << 10,  # Skylake-X, Zen 4; 48 KiB since Ice Lake and Zen 5
+    l2_bytes=1 << 20,  # Skylake-X, Zen 4, Zen 5
+    features=_V4_FEATURES,
+)
+TARGETS = (V3, V4)
+
+
+def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Target | None:
+    """The most capable target that the processor described by `cpuinfo` runs, or None."""
+    if not cpuinfo.is_file():
+        return None
+    flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "")
+    present = set(flags.split())
+    return next((target for target in reversed(TARGETS) if present.issuperset(target.features)), None)
