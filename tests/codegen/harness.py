@@ -1,4 +1,4 @@
-"""Call CPU kernels from tests: build once per process and target, pass numpy arrays, poison what a kernel must write."""
+"""Calling CPU kernels from tests: build once, pass numpy arrays, poison whatever a kernel must write."""
 
 from __future__ import annotations
 
