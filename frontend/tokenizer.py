@@ -106,8 +106,7 @@ def compressed_ids(tokenizer: Tokenizer, config: ModelConfig) -> np.ndarray:
         )
     pad = shared.get(config.engram_pad_id)
     if pad is None:
-        expected = f"a token for engram_pad_id {config.engram_pad_id}"
-        raise TokenizerError(f"{tokenizer.path}: expected {expected}, found none")
+        raise TokenizerError(f"{tokenizer.path}: expected a token for engram_pad_id {config.engram_pad_id}, found none")
     table = np.full(config.vocab_size, pad, dtype=np.int32)
     table[list(shared)] = list(shared.values())
     return table
