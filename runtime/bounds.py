@@ -1,0 +1,234 @@
+"""Every index, offset and shape of a manifest, checked once at load: what passes cannot point outside its memory."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from v41c.errors import ArtifactError
+from v41c.manifest import (
+    ALIGNMENT_BYTES,
+    ITEM_BYTES,
+    KERNELS_FILE,
+    WEIGHTS_FILE,
+    Argument,
+    BufferEntry,
+    Manifest,
+    Program,
+    StateEntry,
+    capacities,
+)
+
+#: inputs that the runtime makes for each step, all i32: `rows` has dimension R, the others T
+BATCH_INPUTS = {"tokens": "T", "positions": "T", "slots": "T", "first": "T", "rows": "R"}
+#: inputs of each graph beyond those: outputs of the graph that runs before it
+FED_BY = {"model": None, "encoder": None, "decoder": "encoder", "draft_context": "decoder", "draft": None}
+#: outputs that the runtime reads by name, with their leading dimension
+_READ_OUTPUTS = {
+    "model": {"logits": "R"},
+    "decoder": {"logits": "R"},
+    "draft": {"logits": "T", "drafts": "T", "confidence": "T"},
+}
+
+
+def extent_bytes(entry: BufferEntry | StateEntry, dims: Mapping[str, int]) -> int:
+    """Storage of a tensor at given dimensions, in bytes."""
+    return math.prod(bind(entry.shape, dims)) * ITEM_BYTES[entry.dtype]
+
+
+def bind(shape: Sequence[int | str], dims: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape with every symbolic dimension replaced by its value."""
+    return tuple(dims[dim] if isinstance(dim, str) else dim for dim in shape)
+
+
+def check_manifest(path: Path, manifest: Manifest) -> None:
+    """ArtifactError naming the manifest at `path` and the entry that breaks a bound."""
+    _Check(path, manifest).run()
+
+
+class _Check:
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.dims = {"S": manifest.slots, **capacities(manifest.dims, max(1, manifest.max_context))}
+
+    def require(self, condition: bool, where: str, expected: object, got: object) -> None:
+        if not condition:
+            raise ArtifactError(f"{self.path}: {where}: expected {expected}, got {got}: compile the engine again")
+
+    def within(self, where: str, index: int, count: int) -> None:
+        self.require(0 <= index < count, where, f"an index below {count}", index)
+
+    def unique(self, where: str, names: Sequence[object]) -> None:
+        seen: set[object] = set()
+        for name in names:
+            self.require(name not in seen, where, "distinct entries", f"{name} twice")
+            seen.add(name)
+
+    def run(self) -> None:
+        manifest = self.manifest
+        for name in ("max_context", "slots", "vocabulary", "window"):
+            self.require(getattr(manifest, name) >= 1, name, "at least 1", getattr(manifest, name))
+        self.require(manifest.draft_block >= 0, "draft_block", "at least 0", manifest.draft_block)
+        for name in ("eos_token", "bos_token", "draft_noise_token"):
+            token = getattr(manifest, name)
+            if token is not None:
+                self.within(name, token, manifest.vocabulary)
+        self.files()
+        self.weights()
+        self.states()
+        self.programs()
+
+    def files(self) -> None:
+        for name in self.manifest.files:
+            path = PurePosixPath(name)
+            plain = name == path.as_posix() and not path.is_absolute() and ".." not in path.parts
+            self.require(plain, "files", "paths inside the engine folder", repr(name))
+        self.require(KERNELS_FILE in self.manifest.files, "files", f"an entry {KERNELS_FILE}", "none")
+        self.require(
+            (WEIGHTS_FILE in self.manifest.files) == self.manifest.has_weights,
+            "files",
+            f"{WEIGHTS_FILE} exactly when has_weights is true",
+            f"has_weights {self.manifest.has_weights}",
+        )
+
+    def weights(self) -> None:
+        if not self.manifest.has_weights:
+            return
+        size = self.manifest.files[WEIGHTS_FILE].size_bytes
+        for weight in self.manifest.weights:
+            where = f"weight {weight.name}"
+            self.aligned(where, weight.offset)
+            self.require(weight.size_bytes >= 0, where, "a size of at least 0 bytes", weight.size_bytes)
+            end = weight.offset + weight.size_bytes
+            self.require(end <= size, where, f"an end within the {size} bytes of {WEIGHTS_FILE}", end)
+
+    def aligned(self, where: str, offset: int) -> None:
+        fits = offset >= 0 and offset % ALIGNMENT_BYTES == 0
+        self.require(fits, where, f"an offset that is a multiple of {ALIGNMENT_BYTES}", offset)
+
+    def states(self) -> None:
+        known = {"T", "R", *self.dims}
+        self.unique("dims", self.manifest.dims)
+        for dim in self.manifest.dims:
+            self.require(dim in known, "dims", "T, R, S or C and a ratio", dim)
+        self.unique("states", [state.name for state in self.manifest.states])
+        for state in self.manifest.states:
+            where = f"state {state.name}"
+            self.typed(where, state, self.dims)
+            self.require(state.shape[:1] == ["S"], where, "a leading dimension S", state.shape)
+
+    def typed(self, where: str, entry: BufferEntry | StateEntry, dims: Mapping[str, int]) -> None:
+        self.require(entry.dtype in ITEM_BYTES, where, f"a dtype of {', '.join(ITEM_BYTES)}", entry.dtype)
+        for dim in entry.shape:
+            known = dim in dims if isinstance(dim, str) else dim >= 0
+            self.require(known, where, f"dimensions of at least 0 or {', '.join(sorted(dims))}", dim)
+
+    def programs(self) -> None:
+        programs = self.manifest.programs
+        self.unique("programs", [(program.graph, program.max_tokens) for program in programs])
+        for program in programs:
+            self.program(program)
+        widest = {program.graph: program for program in sorted(programs, key=lambda program: program.max_tokens)}
+        for program in programs:
+            same = _signature(program) == _signature(widest[program.graph])
+            self.require(same, f"graph {program.graph}", "programs with the same inputs and outputs", "others")
+        self.require(
+            "model" in widest or ("encoder" in widest and "decoder" in widest),
+            "programs",
+            "graphs encoder and decoder, or model",
+            ", ".join(widest) or "none",
+        )
+        self.require(
+            ("draft" in widest) == ("draft_context" in widest), "programs", "graphs draft and draft_context", "one"
+        )
+        if "draft" in widest:
+            block, noise = self.manifest.draft_block, self.manifest.draft_noise_token
+            fits = noise is not None and 1 <= block <= widest["draft"].max_tokens
+            self.require(fits, "draft", "a noise token and a block that one step takes", f"{noise} and {block}")
+        for graph, program in widest.items():
+            self.require(graph in FED_BY, "programs", f"graphs of {', '.join(FED_BY)}", graph)
+            self.inputs(program, widest)
+            self.outputs(program)
+
+    def program(self, program: Program) -> None:
+        where = f"graph {program.graph} for {program.max_tokens} tokens"
+        for name in ("max_tokens", "max_rows"):
+            self.require(getattr(program, name) >= 1, f"{where}: {name}", "at least 1", getattr(program, name))
+        dims = {"T": program.max_tokens, "R": program.max_rows, **self.dims}
+        self.unique(f"{where}: values", [value.name for value in program.values])
+        for value in program.values:
+            name = f"{where}: value {value.name}"
+            self.typed(name, value, dims)
+            self.aligned(name, value.offset)
+            end = value.offset + extent_bytes(value, dims)
+            self.require(end <= program.arena_bytes, name, f"an end within {program.arena_bytes} bytes", end)
+        for name, indices in (("inputs", program.inputs), ("outputs", program.outputs)):
+            for index in indices:
+                self.within(f"{where}: {name}", index, len(program.values))
+            self.unique(f"{where}: {name}", indices)
+        self.commands(where, program)
+
+    def commands(self, where: str, program: Program) -> None:
+        limits: Mapping[str, int] = {
+            "arena": program.arena_bytes + 1,  # an empty workspace may lie at the very end
+            "weight": len(self.manifest.weights),
+            "state": len(self.manifest.states),
+            "dim": len(self.manifest.dims),
+        }
+        for number, command in enumerate(program.commands):
+            # A full message per argument would be built tens of thousands of times to be thrown away.
+            if any(_outside(argument, limits[argument.kind]) for argument in command.arguments):
+                self.refuse_argument(f"{where}: command {number} ({command.op})", command.arguments, limits)
+            named = re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", command.kernel) is not None
+            self.require(named, f"{where}: command {number}", "a kernel's name", repr(command.kernel))
+            for result in command.results:
+                self.within(f"{where}: command {number} ({command.op}): results", result, len(program.values))
+
+    def refuse_argument(self, where: str, arguments: Sequence[Argument], limits: Mapping[str, int]) -> None:
+        for place, argument in enumerate(arguments):
+            limit = limits[argument.kind]
+            if argument.kind == "arena":
+                self.aligned(f"{where}: argument {place}", argument.index)
+            self.within(f"{where}: argument {place} ({argument.kind})", argument.index, limit)
+
+    def inputs(self, program: Program, widest: Mapping[str, Program]) -> None:
+        source = FED_BY[program.graph]
+        # main_hidden comes from whichever graph computes the logits.
+        feeder = widest.get("model", widest.get("decoder")) if source == "decoder" else widest.get(source or "")
+        fed = {} if feeder is None else {feeder.values[i].name: feeder.values[i] for i in feeder.outputs}
+        for index in program.inputs:
+            value = program.values[index]
+            where = f"graph {program.graph}: input {value.name}"
+            if value.name in BATCH_INPUTS:
+                self.same_type(where, value, "i32", [BATCH_INPUTS[value.name]])
+            else:
+                self.require(value.name in fed, where, "a step's input or an output of the graph before it", "neither")
+                self.same_type(where, value, fed[value.name].dtype, fed[value.name].shape)
+                self.require(value.shape[:1] == ["T"], where, "a leading dimension T", value.shape)
+
+    def outputs(self, program: Program) -> None:
+        found = {program.values[index].name: program.values[index] for index in program.outputs}
+        for name, leading in _READ_OUTPUTS.get(program.graph, {}).items():
+            where = f"graph {program.graph}: output {name}"
+            self.require(name in found, where, "one", "none")
+            if name == "logits":
+                self.same_type(where, found[name], "f32", [leading, self.manifest.vocabulary])
+            else:
+                self.require(found[name].shape[:1] == [leading], where, f"a leading {leading}", found[name].shape)
+
+    def same_type(self, where: str, value: BufferEntry, dtype: str, shape: Sequence[int | str]) -> None:
+        same = value.dtype == dtype and value.shape == list(shape)
+        self.require(same, where, f"{dtype}{list(shape)}", f"{value.dtype}{value.shape}")
+
+
+def _outside(argument: Argument, limit: int) -> bool:
+    misplaced = argument.kind == "arena" and argument.index % ALIGNMENT_BYTES != 0
+    return misplaced or not 0 <= argument.index < limit
+
+
+def _signature(program: Program) -> list[list[tuple[str, str, list[int | str]]]]:
+    values = [(value.name, value.dtype, value.shape) for value in program.values]
+    return [[values[index] for index in indices] for indices in (program.inputs, program.outputs)]

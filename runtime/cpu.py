@@ -1,0 +1,230 @@
+"""The CPU device: runs an engine's programs as one call of the compiled library per step."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from v41c.errors import ArtifactError, ContextError
+from v41c.manifest import BufferEntry, Command, Program
+from v41c.runtime.artifact import Engine
+from v41c.runtime.bounds import bind
+from v41c.runtime.states import NUMPY, Array, States, aligned_bytes
+
+# A packed argument of a compiled function (TVMFFIAny): what it is, and an integer or an address.
+_ARGUMENT = np.dtype([("type", np.int32), ("padding", np.uint32), ("value", np.int64)])
+_INTEGER, _POINTER = 1, 4
+# One entry of the command list that v41c_run walks.
+_COMMAND = np.dtype([("function", np.uint64), ("arguments", np.uint64), ("count", np.int64)])
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A result of one command, copied: `array` in the numpy type that holds `dtype` (bf16 as uint16 bits)."""
+
+    graph: str
+    command: int
+    op: str
+    origin: str
+    name: str
+    dtype: str
+    array: Array
+
+
+Observe = Callable[[Observation], None]
+
+
+class Library:
+    """The compiled kernels of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        """ArtifactError when the file is no shared library of this machine."""
+        self.path = engine.kernels_path
+        try:
+            self._library = ctypes.CDLL(str(self.path.resolve()))
+            self._run = self._library.v41c_run
+            self._set_threads = self._library.v41c_set_threads
+            self._last_error = self._library.v41c_last_error
+        except (OSError, AttributeError) as error:
+            raise ArtifactError(
+                f"{self.path}: cannot be loaded: {error}: compile the engine on this machine"
+            ) from error
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._run.restype = ctypes.c_int64
+        self._set_threads.argtypes = [ctypes.c_int32]
+        self._set_threads.restype = ctypes.c_int32
+        self._last_error.argtypes = []
+        self._last_error.restype = ctypes.c_char_p
+
+    def address(self, kernel: str) -> int:
+        """Address of a kernel's packed entry; ArtifactError when the library has none of that name."""
+        try:
+            entry = getattr(self._library, f"__tvm_ffi_{kernel}")
+        except AttributeError as error:
+            raise ArtifactError(
+                f"{self.path}: expected a kernel {kernel}, found none: compile the engine again"
+            ) from error
+        return ctypes.cast(entry, ctypes.c_void_p).value or 0
+
+    def set_threads(self, count: int) -> int:
+        """Threads of every session of this library from now on, 0 for one per processor; the number in effect."""
+        return int(self._set_threads(count))
+
+    def last_error(self) -> str:
+        """Why the last command that failed in this thread did, in one line."""
+        text: bytes = self._last_error() or b""
+        return " ".join(text.decode(errors="replace").split())
+
+    def run(self, commands: npt.NDArray[np.void]) -> int:
+        """Run commands in order: 0, or the number (from 1) of the first that failed. Other threads run meanwhile."""
+        return int(self._run(commands.ctypes.data, len(commands)))
+
+
+class CpuDevice:
+    """Runs the graphs of one engine on one set of states. Not for concurrent use: every step writes the same arena."""
+
+    def __init__(self, engine: Engine, states: States, *, threads: int = 0) -> None:
+        """Map the kernels and take memory for activations; threads: see `Library.set_threads`."""
+        engine.require_weights()
+        self._engine = engine
+        self._states = states
+        self._library = Library(engine)
+        self.threads = self._library.set_threads(threads)
+        size = max(program.arena_bytes for program in engine.manifest.programs)
+        self._arena = aligned_bytes(size, "activations")
+        self._programs = {name: engine.programs(name) for name in {p.graph for p in engine.manifest.programs}}
+        self._prepared: dict[tuple[str, int], _Prepared] = {}
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory for the activations of a step, whatever the length of the prompt."""
+        return self._arena.nbytes
+
+    def execute(self, graph: str, inputs: Mapping[str, Array], observe: Observe | None = None) -> dict[str, Array]:
+        """Run a graph on its inputs, by name; its outputs by name, as views that hold until the next call.
+
+        `inputs` holds `positions` [T], `rows` [R] where the graph wants it, and whatever else the graph declares, in
+        the declared dtypes (bf16 as uint16); more does no harm. The smallest program with room for T tokens runs.
+        States change in place. With `observe`, commands run one by one and every result is copied and shown as soon as
+        it is there. ContextError for inputs that do not fit the graph.
+        """
+        dims = {**self._states.dims, "T": len(inputs["positions"]), "R": len(inputs.get("rows", ()))}
+        program = self._smallest(graph, dims["T"], dims["R"])
+        for index in program.inputs:
+            self._write(program, program.values[index], inputs, dims)
+        prepared = self._prepare(program)
+        prepared.set_dims(dims)
+        if observe is None:
+            self._check(program, 0, self._library.run(prepared.commands))
+        else:
+            self._run_observed(program, prepared, dims, observe)
+        return {program.values[i].name: self._view(program.values[i], dims) for i in program.outputs}
+
+    def room(self, graph: str) -> tuple[int, int]:
+        """The most tokens and the most logit rows that one step of a graph takes; zeros for a graph it lacks."""
+        programs = self._programs.get(graph)
+        return (programs[-1].max_tokens, programs[-1].max_rows) if programs else (0, 0)
+
+    def _smallest(self, graph: str, tokens: int, rows: int) -> Program:
+        programs = self._programs.get(graph, ())
+        if not programs:
+            raise ArtifactError(f"{self._engine.path}: expected a graph {graph}, found {', '.join(self._programs)}")
+        for program in programs:
+            if program.max_tokens >= tokens and program.max_rows >= rows:
+                return program
+        most = self.room(graph)
+        raise ContextError(
+            f"graph {graph}: expected a step of at most {most[0]} tokens and {most[1]} rows, got {tokens} and {rows}"
+        )
+
+    def _write(
+        self, program: Program, value: BufferEntry, inputs: Mapping[str, Array], dims: Mapping[str, int]
+    ) -> None:
+        where = f"graph {program.graph}: input {value.name}"
+        array = inputs.get(value.name)
+        if array is None:
+            raise ContextError(f"{where}: expected one, got {', '.join(inputs)}")
+        view = self._view(value, dims)
+        if array.dtype != view.dtype or array.shape != view.shape:
+            raise ContextError(f"{where}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}")
+        view[...] = array
+
+    def _view(self, value: BufferEntry, dims: Mapping[str, int]) -> Array:
+        return np.ndarray(bind(value.shape, dims), NUMPY[value.dtype], self._arena, value.offset)
+
+    def _prepare(self, program: Program) -> _Prepared:
+        key = (program.graph, program.max_tokens)
+        if key not in self._prepared:
+            self._prepared[key] = _Prepared(program, self._engine, self._library, self._arena, self._states)
+        return self._prepared[key]
+
+    def _run_observed(self, program: Program, prepared: _Prepared, dims: Mapping[str, int], observe: Observe) -> None:
+        for number, command in enumerate(program.commands):
+            self._check(program, number, self._library.run(prepared.commands[number : number + 1]))
+            for index in command.results:
+                value = program.values[index]
+                array = self._view(value, dims).copy()
+                observe(Observation(program.graph, number, command.op, command.origin, value.name, value.dtype, array))
+
+    def _check(self, program: Program, first: int, failed: int) -> None:
+        if failed:
+            number = first + failed - 1
+            command = program.commands[number]
+            raise ArtifactError(
+                f"{self._library.path}: graph {program.graph}: command {number} ({command.op} of {command.origin}): "
+                f"kernel {command.kernel} failed: {self._library.last_error()}: compile the engine again"
+            )
+
+
+class _Prepared:
+    """A program's argument arrays with every address filled in; only the dimensions change from step to step."""
+
+    def __init__(
+        self, program: Program, engine: Engine, library: Library, arena: npt.NDArray[np.uint8], states: States
+    ) -> None:
+        weights = [engine.weights.ctypes.data + weight.offset for weight in engine.manifest.weights]
+        pools = [states.arrays[state.name].ctypes.data for state in engine.manifest.states]
+        base = arena.ctypes.data
+        kinds: list[int] = []
+        values: list[int] = []
+        places: dict[str, list[int]] = {}
+        for argument in (argument for command in program.commands for argument in command.arguments):
+            if argument.kind == "dim":
+                places.setdefault(engine.manifest.dims[argument.index], []).append(len(values))
+            kinds.append(_INTEGER if argument.kind == "dim" else _POINTER)
+            match argument.kind:
+                case "arena":
+                    values.append(base + argument.index)
+                case "weight":
+                    values.append(weights[argument.index])
+                case "state":
+                    values.append(pools[argument.index])
+                case "dim":
+                    values.append(0)
+        self._arguments = np.zeros(len(values), _ARGUMENT)
+        self._arguments["type"] = kinds
+        self._arguments["value"] = values
+        self._places = {dim: np.array(indices) for dim, indices in places.items()}
+        self._dims: dict[str, int] = {}
+        self.commands = self._list(program.commands, library)
+
+    def _list(self, commands: Sequence[Command], library: Library) -> npt.NDArray[np.void]:
+        entries = {kernel: library.address(kernel) for kernel in {command.kernel for command in commands}}
+        counts = np.array([len(command.arguments) for command in commands], np.int64)
+        listed = np.zeros(len(commands), _COMMAND)
+        listed["function"] = [entries[command.kernel] for command in commands]
+        begins = np.cumsum(counts) - counts
+        listed["arguments"] = (self._arguments.ctypes.data + begins * _ARGUMENT.itemsize).astype(np.uint64)
+        listed["count"] = counts
+        return listed
+
+    def set_dims(self, dims: Mapping[str, int]) -> None:
+        """Write dimensions into every argument that carries one and had another value."""
+        values = self._arguments["value"]
+        for dim, places in self._places.items():
+            if self._dims.get(dim) != dims[dim]:
+                values[places] = self._dims[dim] = dims[dim]

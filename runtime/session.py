@@ -1,0 +1,223 @@
+"""A session: sequences in slots of one engine, their lengths, and what may be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from v41c.errors import ContextError, UsageError
+from v41c.runtime import schedules
+from v41c.runtime.artifact import Engine
+from v41c.runtime.cpu import CpuDevice, Observe
+from v41c.runtime.states import States
+from v41c.runtime.steps import Floats, Ints, Plan, Run, Steps, last_rows
+
+Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Proposals for what follows a token: drafts i32 [B], logits f32 [B, V], confidence logits f32 [B]."""
+
+    drafts: Ints
+    logits: Floats
+    confidence: Floats
+
+
+class Session:
+    """Sequences of one engine. Every call is checked before any work; not for concurrent use."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        slots: int = 1,
+        max_context: int | None = None,
+        drafting: bool = False,
+        observe: Observe | None = None,
+        threads: int = 0,
+        poison: bool = False,
+    ) -> None:
+        """Memory for `slots` sequences of up to `max_context` tokens (the engine's limit when None).
+
+        drafting: keep the draft head's context, so that `draft` can be called. observe: see `CpuDevice.execute`.
+        threads: of every session of this engine's kernels, 0 for one per processor.
+        poison: fill memory that no token has written with NaN. ContextError when the engine has no such room.
+        """
+        limits = engine.manifest
+        context = limits.max_context if max_context is None else max_context
+        for name, value, most in (("slots", slots, limits.slots), ("context", context, limits.max_context)):
+            if not 1 <= value <= most:
+                raise ContextError(f"{name}: expected 1 to {most}, what the engine was compiled for, got {value}")
+        if threads < 0:
+            raise UsageError(f"threads: expected 0 (one per processor) or more, got {threads}")
+        if drafting and not engine.programs("draft"):
+            raise ContextError(f"{engine.path}: this engine has no draft head")
+        engine.require_weights()
+        self.engine = engine
+        self.max_context = context
+        self._states = States.allocate(limits, slots, context, poison=poison)
+        self._device = CpuDevice(engine, self._states, threads=threads)
+        self._steps = Steps(engine, self._device, slots, drafting=drafting, observe=observe)
+        self._drafting = drafting
+        self._lengths: list[int | None] = [0] * slots
+
+    @property
+    def evaluated(self) -> Mapping[str, int]:
+        """Tokens that each graph has been run on since the session began."""
+        return self._steps.evaluated
+
+    @property
+    def block_evaluations(self) -> int:
+        """Tokens times backbone layers that have been evaluated since the session began."""
+        return sum(self.engine.blocks(graph) * tokens for graph, tokens in self.evaluated.items())
+
+    @property
+    def memory_bytes(self) -> int:
+        """States and activations; weights are mapped from the engine's file."""
+        return self._states.size_bytes + self._device.arena_bytes
+
+    @property
+    def states(self) -> States:
+        """The states themselves, for comparisons."""
+        return self._states
+
+    @property
+    def default_mode(self) -> str:
+        """`ced` when the engine can be run that way, else `full`."""
+        return "full" if schedules.find("ced").why_not(self.engine) else "ced"
+
+    def length(self, slot: int = 0) -> int:
+        """Tokens that a sequence holds."""
+        length = self._lengths[self._slot(slot)]
+        if length is None:
+            raise ContextError(f"slot {slot}: its last step was interrupted: reset it and feed the tokens again")
+        return length
+
+    def reset(self, slot: int = 0) -> None:
+        """Forget a sequence."""
+        self._states.clear(self._slot(slot))
+        self._steps.cuts[slot] = 0
+        self._lengths[slot] = 0
+
+    def prefill(
+        self,
+        tokens: Tokens,
+        *,
+        slot: int = 0,
+        mode: str | None = None,
+        replay: int | None = None,
+        chunk: int | None = None,
+    ) -> Floats:
+        """Append tokens to a sequence; logits f32 [V] of the last.
+
+        mode: a schedule (`ced` or `full`), `default_mode` when None. replay: tokens that `ced` runs the decoder over,
+        the window when None. chunk: tokens per step, as many as the engine takes when None.
+
+        ContextError, before any work, for an empty prompt, tokens outside the vocabulary or beyond the context;
+        UsageError for a mode the engine cannot run.
+        """
+        logits: Floats = self._feed(tokens, slot, mode, replay, chunk, all_logits=False)[-1]
+        return logits
+
+    def prefill_all(
+        self,
+        tokens: Tokens,
+        *,
+        slot: int = 0,
+        mode: str | None = None,
+        replay: int | None = None,
+        chunk: int | None = None,
+    ) -> Floats:
+        """As `prefill`; logits f32 [N, V] of every token that the decoder ran over."""
+        return self._feed(tokens, slot, mode, replay, chunk, all_logits=True)
+
+    def decode(self, token: int, *, slot: int = 0) -> Floats:
+        """Append one token; its logits f32 [V]."""
+        logits: Floats = self._feed([token], slot, "decode", None, None, all_logits=False)[-1]
+        return logits
+
+    def step(self, tokens: Mapping[int, Tokens]) -> Floats:
+        """Append tokens to several sequences, by slot, in one step; logits f32 [slots, V] of each one's last token.
+
+        ContextError, before any work, as for `prefill`, and when they are more than one step takes.
+        """
+        if not tokens:
+            return np.empty((0, self.engine.manifest.vocabulary), np.float32)
+        runs = [self._run(given, slot) for slot, given in tokens.items()]
+        most, rows = self._steps.most_step()
+        total = sum(len(run.tokens) for run in runs)
+        if total > most or len(runs) > rows:
+            raise ContextError(
+                f"step: expected at most {most} tokens of {rows} sequences, got {total} of {len(runs)}: split it"
+            )
+        with self._advancing(runs):
+            return self._steps.forward(runs, last_rows(runs))
+
+    def draft(self, token: int, *, slot: int = 0) -> Draft:
+        """Proposals for what follows `token`, the next of the sequence, which is not appended."""
+        manifest = self.engine.manifest
+        if not self._drafting or manifest.draft_noise_token is None:
+            raise UsageError("draft: open the session with drafting=True")
+        run = self._run([token], slot)
+        block = np.full(manifest.draft_block, manifest.draft_noise_token, np.int32)
+        block[0] = token
+        outputs = self._steps.draft(Run(slot, run.start, block))
+        return Draft(*(outputs[name].copy() for name in ("drafts", "logits", "confidence")))
+
+    def _feed(
+        self, tokens: Tokens, slot: int, mode: str | None, replay: int | None, chunk: int | None, *, all_logits: bool
+    ) -> Floats:
+        mode = self.default_mode if mode is None else mode
+        schedule = schedules.find(mode)
+        reason = schedule.why_not(self.engine)
+        if reason is not None:
+            raise UsageError(f"prefill {mode}: this engine cannot be run that way: {reason}: use full")
+        for name, value in (("replay", replay), ("chunk", chunk)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}: expected at least 1 token, got {value}")
+        run = self._run(tokens, slot)
+        plan = Plan(
+            chunk_tokens=len(run.tokens) if chunk is None else chunk,
+            replay_tokens=self.engine.manifest.window if replay is None else replay,
+            all_logits=all_logits,
+        )
+        with self._advancing([run]):
+            return schedule.run(self._steps, run, plan)
+
+    def _slot(self, slot: int) -> int:
+        if not 0 <= slot < len(self._lengths):
+            raise ContextError(f"slot: expected 0 to {len(self._lengths) - 1}, got {slot}")
+        return slot
+
+    def _run(self, tokens: Tokens, slot: int) -> Run:
+        start = self.length(slot)
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or not ids.size:
+            raise ContextError("prompt: expected at least one token, got none")
+        if ids.dtype.kind not in "iu":
+            raise ContextError(f"prompt: expected token ids, got {ids.dtype}")
+        strange = np.flatnonzero((ids < 0) | (ids >= self.engine.manifest.vocabulary))
+        if strange.size:
+            place = int(strange[0])
+            most = self.engine.manifest.vocabulary - 1
+            raise ContextError(f"prompt: token {place}: expected an id of 0 to {most}, got {ids[place]}")
+        if start + ids.size > self.max_context:
+            raise ContextError(
+                f"prompt: {ids.size} tokens do not fit: the context holds {self.max_context} and {start} are used: "
+                "compile with a larger --max-context or shorten the prompt"
+            )
+        return Run(slot, start, ids.astype(np.int32))
+
+    @contextmanager
+    def _advancing(self, runs: Sequence[Run]) -> Iterator[None]:
+        """Lengths grow when the work is done; a sequence whose step was interrupted is unusable until reset."""
+        for run in runs:
+            self._lengths[run.slot] = None
+        yield
+        for run in runs:
+            self._lengths[run.slot] = run.end
