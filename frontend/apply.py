@@ -84,7 +84,8 @@ def _fake(op_type: type[Op]) -> Any:
         op = op_type.from_attributes(values)
         given = arguments[:operands]
         types = op.infer_results(tuple(None if tensor is None else type_of(tensor) for tensor in given))
-        results = tuple(torch.empty(t.shape, dtype=torch_dtype(t.dtype)) for t in types[len(op.states) :])
+        # while tracing, dimensions are torch's own symbolic sizes
+        results = tuple(torch.empty(t.shape, dtype=torch_dtype(t.dtype)) for t in types[len(op.states) :])  # type: ignore[arg-type]
         return results[0] if len(results) == 1 else results or None
 
     return shapes

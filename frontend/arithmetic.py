@@ -27,7 +27,7 @@ class Arithmetic:
 
     def quantize(self, x: Tensor, format: str = ACTIVATION) -> Tensor:
         """`x` after the round trip of `format`, or `x` itself in exact arithmetic."""
-        return apply(RoundTrip(format), x) if self.round_trips else x  # type: ignore[no-any-return]
+        return apply(RoundTrip(format), x) if self.round_trips else x
 
 
 _ARITHMETICS = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from v41c.frontend.apply import apply
 from v41c.frontend.arithmetic import Arithmetic
 from v41c.frontend.block import Block
 from v41c.frontend.config import ModelConfig
-from v41c.frontend.layers import Format, Linear, Norm, Step, Table, parameter
+from v41c.frontend.layers import Format, Linear, Norm, Step, Table
 from v41c.frontend.tensor_names import TensorFormats
 from v41c.ir.ops.concat import Concat
 from v41c.ir.ops.embedding import Embedding
@@ -33,24 +34,30 @@ class DraftBlock(Block):
             self.main_norm = Norm(c.dim, c.norm_eps)
         if index == c.n_mtp_layers - 1:
             self.norm = Norm(c.dim, c.norm_eps)
-            self.markov_head = nn.ModuleDict(
-                {name: Table(c.vocab_size, c.dspark_markov_rank, "bf16") for name in ("embed", "head")}
-            )
-            self.confidence_head = Confidence(c.dim + c.dspark_markov_rank)
+            self.markov_head = MarkovHead(c.vocab_size, c.dspark_markov_rank)
+            self.confidence_head = ConfidenceHead(c.dim + c.dspark_markov_rank)
 
 
-class Confidence(nn.Module):
+class MarkovHead(nn.Module):
+    """Bias of the next draft's logits by the token before it: a low-rank table and its projection."""
+
+    def __init__(self, vocabulary: int, rank: int) -> None:
+        super().__init__()
+        self.embed = Table(vocabulary, rank, "bf16")
+        self.head = Table(vocabulary, rank, "bf16")
+
+
+class ConfidenceHead(nn.Module):
     """Logit of a draft's conditional acceptance probability."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.proj = nn.Module()
-        self.proj.weight = parameter(torch.bfloat16, 1, width)
+        self.proj = Table(1, width, "bf16")
 
 
-def write_context(blocks: nn.ModuleList, main_hidden: Tensor, step: Step) -> None:
+def write_context(blocks: Sequence[DraftBlock], main_hidden: Tensor, step: Step) -> None:
     """Put the window entries of backbone positions into the draft rings. `main_hidden` [T, targets·D]."""
-    first: DraftBlock = blocks[0]  # type: ignore[assignment]
+    first = blocks[0]
     quantized = first.attn.quantized
     x = step.arithmetic.quantize(main_hidden) if quantized else main_hidden
     main_x = first.main_norm(first.main_proj(x))
@@ -61,13 +68,13 @@ def write_context(blocks: nn.ModuleList, main_hidden: Tensor, step: Step) -> Non
 
 
 def propose(
-    blocks: nn.ModuleList, embed: Tensor, head: Tensor, copies: int, step: Step
+    blocks: Sequence[DraftBlock], embed: Tensor, head: Tensor, copies: int, step: Step
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One draft step of blocks [last, noise, …]: logits f32 [T, V], drafts i32 [T], confidence f32 [T, 1].
 
     Logits include the Markov bias of the token before; drafts are its greedy choices.
     """
-    last: DraftBlock = blocks[-1]  # type: ignore[assignment]
+    last = blocks[-1]
     out = step.arithmetic.activation
     stream, mix = apply(StartStream(copies), apply(Embedding(out), step.tokens, embed))
     for block in blocks:
@@ -75,8 +82,8 @@ def propose(
     hidden = apply(HcMix(), stream, mix)
     base = apply(LinearOp("f32"), last.norm(hidden), head, None)
     markov = last.markov_head
-    chain = (markov["embed"].weight, markov["head"].weight)
+    chain = (markov.embed.weight, markov.head.weight)
     logits, inputs, drafts = apply(MarkovChain(), base, step.tokens, step.starts, *chain)
-    joined = apply(Concat(), hidden, apply(Embedding(out), inputs, markov["embed"].weight))
+    joined = apply(Concat(), hidden, apply(Embedding(out), inputs, markov.embed.weight))
     confidence = apply(LinearOp("f32"), joined, last.confidence_head.proj.weight, None)
     return logits, drafts, confidence

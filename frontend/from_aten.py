@@ -47,5 +47,6 @@ def import_aten(node: fx.Node, module: str) -> Imported:
     target = str(node.target)
     if target not in _TABLE:
         known = ", ".join(sorted(_TABLE))
-        raise TraceError(f"{module or 'model'}: unknown operation {target}: expected an operation of v41c.ir.ops or {known}")
+        expected = f"expected an operation of v41c.ir.ops or {known}"
+        raise TraceError(f"{module or 'model'}: unknown operation {target}: {expected}")
     return _TABLE[target](node)

@@ -14,7 +14,7 @@ In exact arithmetic the u8 states are f32 [S, …, elements].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,10 @@ def ignore(name: str, tensor: Tensor) -> None:
 class Model(nn.Module):
     """The text model. `engram_pad` is the compressed id of the pad token, 0 without Engram."""
 
+    layers: Sequence[Block]
+    mtp: Sequence[DraftBlock]
+    compressed_ids: Tensor
+
     def __init__(
         self, config: ModelConfig, arithmetic: Arithmetic, formats: TensorFormats, engram_pad: int = 0
     ) -> None:
@@ -57,10 +61,10 @@ class Model(nn.Module):
         c = config
         self.config, self.arithmetic = c, arithmetic
         self.embed = Table(c.vocab_size, c.dim, "bf16")
-        self.layers = nn.ModuleList(Block(c, arithmetic, layer, formats, engram_pad) for layer in range(c.n_layers))
+        self.layers = nn.ModuleList(Block(c, arithmetic, layer, formats, engram_pad) for layer in range(c.n_layers))  # type: ignore[assignment]
         self.norm = Norm(c.dim, c.norm_eps)
         self.head = Table(c.vocab_size, c.dim, "bf16")
-        self.mtp = nn.ModuleList(DraftBlock(c, arithmetic, index, formats) for index in range(c.n_mtp_layers))
+        self.mtp = nn.ModuleList(DraftBlock(c, arithmetic, index, formats) for index in range(c.n_mtp_layers))  # type: ignore[assignment]
         if c.has_engram:
             self.register_buffer("compressed_ids", torch.zeros(c.vocab_size, dtype=torch.int32), persistent=False)
 

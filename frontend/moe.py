@@ -84,13 +84,11 @@ class Experts(nn.Module):
         super().__init__()
         self.count = count
         for name, rows, columns in (("w1", inner, width), ("w3", inner, width), ("w2", width, inner)):
-            part = nn.Module()
-            part.weight, part.scale = stored(format, count, rows, columns)
-            self.add_module(name, part)
+            self.add_module(name, Stack(count, rows, columns, format))
 
     def operands(self) -> list[Tensor | None]:
         """w1, w3, w2 and their scales, as `moe_experts` takes them."""
-        parts: list[Any] = [self.get_submodule(name) for name in ("w1", "w3", "w2")]
+        parts: list[Any] = [self.w1, self.w3, self.w2]
         return [*(part.weight for part in parts), *(part.scale for part in parts)]
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
@@ -100,3 +98,11 @@ class Experts(nn.Module):
             for expert in range(self.count):
                 destination[f"{prefix}{expert}.{name}"] = stack[expert] if keep_vars else stack[expert].detach()
         return destination
+
+
+class Stack(nn.Module):
+    """One matrix of every expert: weight [E, M, K] and its scale."""
+
+    def __init__(self, count: int, rows: int, columns: int, format: Format) -> None:
+        super().__init__()
+        self.weight, self.scale = stored(format, count, rows, columns)

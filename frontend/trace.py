@@ -29,8 +29,8 @@ from v41c.frontend.tensor_names import TensorFormats
 from v41c.ir.build import Builder
 from v41c.ir.graph import Graph, Module, Value
 from v41c.ir.ops import op_types
-from v41c.ir.torch_types import type_of
-from v41c.ir.types import TensorType
+from v41c.ir.torch_types import torch_dtype, type_of
+from v41c.ir.types import DType, TensorType, i32
 
 COMPRESSED_IDS = "engram.compressed_ids"
 # sizes of the example: any values that are no static size of the model do, they only tell the symbols apart
@@ -64,12 +64,15 @@ def _phases(model: Model) -> list[_Phase]:
     states = tuple(state_shapes(c, model.arithmetic, 1, 1))
     backbone = tuple(name for name in states if not name.startswith("mtp."))
     drafting = tuple(name for name in states if name.startswith("mtp."))
-    batch = {name: _ints("T") for name in ("tokens", "positions", "slots", "first")}
+    batch = {name: i32("T") for name in ("tokens", "positions", "slots", "first")}
 
     def run_model(inputs: dict[str, Tensor], states: dict[str, Tensor]) -> dict[str, Any]:
         record: dict[str, Tensor] = {}
         logits, hidden = model.step(**inputs, states=states, record=record.__setitem__)
-        return {"outputs": {"logits": logits} | ({"main_hidden": hidden} if hidden is not None else {}), "record": record}
+        return {
+            "outputs": {"logits": logits} | ({"main_hidden": hidden} if hidden is not None else {}),
+            "record": record,
+        }
 
     def run_context(inputs: dict[str, Tensor], states: dict[str, Tensor]) -> dict[str, Any]:
         model.draft_context(**inputs, states=states)
@@ -80,21 +83,16 @@ def _phases(model: Model) -> list[_Phase]:
         results = model.draft(**inputs, states=states, record=record.__setitem__)
         return {"outputs": dict(zip(("logits", "drafts", "confidence"), results, strict=True)), "record": record}
 
-    phases = [_Phase("model", batch | {"rows": _ints("R")}, backbone, run_model)]
+    phases = [_Phase("model", batch | {"rows": i32("R")}, backbone, run_model)]
     if c.has_draft:
-        hidden = type_of(torch.empty(0, len(c.dspark_target_layer_ids) * c.dim, dtype=torch.bfloat16))
         context = {
-            "main_hidden": TensorType(hidden.dtype, ("T", hidden.shape[1])),
+            "main_hidden": TensorType(DType.BF16, ("T", len(c.dspark_target_layer_ids) * c.dim)),
             "positions": batch["positions"],
             "slots": batch["slots"],
         }
         phases.append(_Phase("draft_context", context, drafting, run_context))
         phases.append(_Phase("draft", batch, drafting, run_draft))
     return phases
-
-
-def _ints(dim: str) -> TensorType:
-    return type_of(torch.empty(0, dtype=torch.int32)).__class__(type_of(torch.empty(0, dtype=torch.int32)).dtype, (dim,))
 
 
 class _Wrapper(nn.Module):
@@ -118,12 +116,14 @@ def _trace_phase(model: Model, phase: _Phase) -> Graph:
     symbols = {name: Dim(name, min=2, max=2**31 - 1) for name in dims}
 
     def example(types: dict[str, TensorType]) -> dict[str, Tensor]:
-        from v41c.ir.torch_types import torch_dtype
-
-        return {n: torch.empty([int(d) for d in t.bind(dims).shape], dtype=torch_dtype(t.dtype)) for n, t in types.items()}
+        bound = {name: type.bind(dims) for name, type in types.items()}
+        return {n: torch.empty([int(d) for d in t.shape], dtype=torch_dtype(t.dtype)) for n, t in bound.items()}
 
     def dynamic(types: dict[str, TensorType]) -> dict[str, Any]:
-        return {n: {i: symbols[d] for i, d in enumerate(t.shape) if isinstance(d, str)} or None for n, t in types.items()}
+        return {
+            name: {axis: symbols[dim] for axis, dim in enumerate(type.shape) if isinstance(dim, str)}
+            for name, type in types.items()
+        }
 
     wrapper = _Wrapper(model, phase)
     arguments = (example(phase.inputs), example(state_types))

@@ -95,7 +95,8 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 def pack_nibbles(codes: Tensor) -> Tensor:
     """Bytes [..., B] of u8 codes [..., 2·B]."""
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+    low, high = codes[..., 0::2], codes[..., 1::2]
+    return low | (high << 4)
 
 
 def round_elements(values: Tensor, format: Format) -> Tensor:
@@ -148,7 +149,8 @@ def unpack(rows: Tensor, name: str, width: int) -> Tensor:
         values = decode_e2m1(unpack_nibbles(elements))
     codes = codes.contiguous()
     scale = decode_e8m0(codes) if format.power_of_two else codes.view(torch.float8_e4m3fn).float()
-    return (values.unflatten(-1, (-1, format.group)) * scale.unsqueeze(-1)).flatten(-2)
+    groups: Tensor = values.unflatten(-1, (-1, format.group))
+    return (groups * scale.unsqueeze(-1)).flatten(-2)
 
 
 def read_rows(cache: Tensor, name: str, width: int) -> Tensor:
@@ -176,8 +178,8 @@ def dequantize(weight: Tensor, scale: Tensor | None) -> Tensor:
     if weight.dtype in (torch.int8, torch.uint8):
         if scale is None:
             raise ValueError("fp4 weight: expected a scale, got none")
-        values = decode_e2m1(unpack_nibbles(weight))
-        return (values.unflatten(-1, (-1, 32)) * decode_e8m0(scale).unsqueeze(-1)).flatten(-2)
+        groups: Tensor = decode_e2m1(unpack_nibbles(weight)).unflatten(-1, (-1, 32))
+        return (groups * decode_e8m0(scale).unsqueeze(-1)).flatten(-2)
     if scale is None:
         return weight.float()
     rows, columns = weight.shape[-2:]

@@ -77,7 +77,7 @@ class Op:
     @classmethod
     def operands(cls) -> tuple[Operand, ...]:
         """The declared operands, in order."""
-        return _operands(cls)
+        return _operands(cls)  # type: ignore[arg-type]  # mypy takes the instances' __hash__ for the class's
 
     def infer(self, *operands: Any) -> TensorType | tuple[TensorType, ...]:
         """Result types from operand types; raises VerifyError on operands the operation does not accept."""
@@ -103,7 +103,7 @@ class Op:
     @classmethod
     def result_count(cls) -> int:
         """How many results the operation has, states included."""
-        hint = _hints_of_infer(cls)
+        hint = _hints_of_infer(cls)  # type: ignore[arg-type]  # mypy takes the instances' __hash__ for the class's
         return len(hint.__args__) if hasattr(hint, "__args__") else 1
 
     def infer_results(self, operands: tuple[TensorType | None, ...]) -> tuple[TensorType, ...]:
@@ -124,7 +124,7 @@ class Op:
     @classmethod
     def from_attributes(cls, values: Mapping[str, Any]) -> Op:
         """The operation with attributes as parsed from text: lists become tuples, numbers take the declared type."""
-        hints = _hints(cls)
+        hints = _hints(cls)  # type: ignore[arg-type]  # mypy takes the instances' __hash__ for the class's
         known = {field.name for field in fields(cls)}
         if set(values) != known:
             raise VerifyError(f"{cls.name()}: attributes: expected {sorted(known)}, got {sorted(values)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -65,36 +65,31 @@ def run_pipeline(
     module: Module,
     context: PassContext,
     chosen: Iterable[str],
-    dump: Path | None = None,
-    progress: Callable[[str], None] = lambda name: None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Stage]:
-    """Stages after the trace and after each chosen pass, every one verified; `dump` gets NN_<pass>.ir of each."""
-    chosen = set(chosen)
-    entries = [entry for entry, _ in PIPELINE if entry.NAME in chosen]
+    """Stages after the trace and after each chosen pass, every one verified."""
+    wanted = set(chosen)
     module.verify()
-    if dump is not None:
-        dump.mkdir(parents=True, exist_ok=True)
-        _dump(dump, 0, TRACE, module)
     yield Stage(TRACE, module, 0.0)
-    for number, entry in enumerate(entries, 1):
-        progress(entry.NAME)
+    for entry in (entry for entry, _ in PIPELINE if entry.NAME in wanted):
+        progress(f"pass {entry.NAME}")
         begin = time.perf_counter()
         module = entry.run(module, context)
         module.verify()
-        seconds = time.perf_counter() - begin
-        if dump is not None:
-            _dump(dump, number, entry.NAME, module)
-        yield Stage(entry.NAME, module, seconds)
+        yield Stage(entry.NAME, module, time.perf_counter() - begin)
 
 
-def _dump(folder: Path, number: int, name: str, module: Module) -> None:
-    (folder / f"{number:02d}_{name}.ir").write_text(print_module(module))
+def write_stage(folder: Path, number: int, stage: Stage) -> None:
+    """Write the text of a stage as NN_<pass>.ir."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{number:02d}_{stage.name}.ir").write_text(print_module(stage.module))
 
 
-def decode_cost(module: Module, bounds: dict[str, int]) -> tuple[int, Cost]:
+def decode_cost(module: Module, bounds: Mapping[str, int]) -> tuple[int, Cost]:
     """Operations, and cost of one decoded token at a full context, over the backbone's graphs (one variant of each)."""
-    dims = bounds | {"T": 1, "R": 1}
-    operations, total, seen = 0, Cost(), set()
+    dims = {**bounds, "T": 1, "R": 1}
+    operations, total = 0, Cost()
+    seen: set[str] = set()
     for graph in module:
         base = graph.name.partition(":")[0]
         if base.startswith("draft") or base in seen:

@@ -128,4 +128,3 @@ def _apply(graph: Graph, blocks: dict[Value, _Block], workspaces: dict[Node, _Bl
     return replace(
         graph, nodes=tuple(nodes), inputs=tuple(map(now, graph.inputs)), outputs=tuple(map(now, graph.outputs))
     )
-

@@ -94,7 +94,7 @@ class _Cut:
         return moved
 
     def _from_inputs(self, encoder: set[Node]) -> set[Node]:
-        """Encoder nodes that depend on the step's inputs alone and are cheap enough to repeat: no weights, no states."""
+        """Encoder nodes that depend on the step's inputs alone, cheap to repeat: no weights, no states."""
         found: set[Node] = set()
         heavy = set(self.graph.weights) | set(self.graph.state_versions)
         for node in self.graph.nodes:
@@ -104,9 +104,7 @@ class _Cut:
                 found.add(node)
         return found
 
-    def _cut_values(
-        self, rest: list[Node], encoder: set[Node], moved: set[Node], from_inputs: set[Node]
-    ) -> set[Value]:
+    def _cut_values(self, rest: list[Node], encoder: set[Node], moved: set[Node], from_inputs: set[Node]) -> set[Value]:
         """Encoder values that the decoder receives; what lies behind them it does not repeat."""
         states = self.graph.state_versions
         cut: set[Value] = set()
@@ -128,9 +126,7 @@ class _Cut:
     def _ordered(self, cut: Iterable[Value]) -> tuple[Value, ...]:
         return tuple(sorted(cut, key=lambda value: self.order[self.producers[value]]))
 
-    def _graph(
-        self, name: str, nodes: list[Node], inputs: tuple[Value, ...], outputs: tuple[Value, ...]
-    ) -> Graph:
+    def _graph(self, name: str, nodes: list[Node], inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Graph:
         used = {value for node in nodes for value in node.operands if value is not None} | set(outputs)
         states = {state.name: state for state in self.graph.states}
         finals = dict(states)
@@ -169,4 +165,3 @@ def why_not_ced(decoder: Graph) -> str:
             layer = node.origin.module.removesuffix(".engram")
             return f"{layer} has an Engram and stands in the decoder, which then needs every token"
     return ""
-

@@ -50,7 +50,8 @@ class EngramGate(Op):
         import torch
 
         n, d = stream.shape[1:]
-        parts, x = kv.float().unflatten(-1, (n + 1, d)), stream.float()
+        x = stream.float()
+        parts: Tensor = kv.float().unflatten(-1, (n + 1, d))
         k, v = parts[:, :n], parts[:, n:]
         s = (x * q_weight.float() * k_weight.float() * k).sum(-1) * d**-0.5
         s = s * torch.rsqrt(x.square().mean(-1) + self.eps) * torch.rsqrt(k.square().mean(-1) + self.eps)

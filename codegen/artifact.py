@@ -1,0 +1,211 @@
+"""Writing the engine folder: programs from planned graphs, packed weights, checksums; complete or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from v41c.codegen.kernel import CpuKernel
+from v41c.errors import ArtifactError
+from v41c.ir.graph import Graph, Module, Node, Value
+from v41c.manifest import (
+    ALIGNMENT_BYTES,
+    MANIFEST_FILE,
+    Argument,
+    BufferEntry,
+    Command,
+    FileEntry,
+    Manifest,
+    Program,
+    StateEntry,
+    WeightEntry,
+    encode,
+)
+
+Array = npt.NDArray[np.generic]
+ReadWeight = Callable[[Value], Array]
+Pack = Callable[[str, Array], Array]
+_COPY_BYTES = 64 << 20
+
+
+@contextlib.contextmanager
+def new_folder(destination: Path) -> Iterator[Path]:
+    """A temporary folder beside `destination` that takes its place when the block succeeds, and is removed when not.
+
+    An engine that is already there is replaced; any other folder or file is refused.
+    """
+    destination = destination.absolute()
+    occupied = destination.exists() and not (destination / MANIFEST_FILE).is_file()
+    if occupied and not (destination.is_dir() and not any(destination.iterdir())):
+        raise ArtifactError(f"{destination}: expected an engine folder to replace or a free name, found something else")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise ArtifactError(f"{destination}: cannot be written: {error.strerror}") from error
+    try:
+        folder.chmod(0o755)
+        yield folder
+        _take_place(folder, destination)
+    except OSError as error:
+        raise ArtifactError(f"{destination}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_place(folder: Path, destination: Path) -> None:
+    if destination.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old.", dir=destination.parent))
+        os.rename(destination, old / "engine")
+        os.rename(folder, destination)
+        shutil.rmtree(old)
+    else:
+        os.rename(folder, destination)
+
+
+class ProgramWriter:
+    """Lowers planned graphs to programs, sharing weights and states over all of them."""
+
+    def __init__(self, kernels: Mapping[str, CpuKernel]) -> None:
+        self.kernels = kernels
+        self.weights: dict[tuple[str, str], Value] = {}
+        self.states: dict[str, Value] = {}
+        self.dims: list[str] = ["T", "R", "S"]
+
+    def programs(self, module: Module) -> list[Program]:
+        """One program per graph variant."""
+        for graph in module:
+            for state in graph.states:
+                self.states.setdefault(state.name, state)
+                self.dims += [dim for dim in state.type.symbols if dim not in self.dims]
+        return [self._program(graph) for graph in module]
+
+    def _program(self, graph: Graph) -> Program:
+        lowering = _Lowering(self, graph)
+        commands = [lowering.command(node) for node in graph.nodes if node.kernel is not None]
+        tokens = graph.bounds["T"]
+        return Program(
+            graph=graph.name.partition(":")[0],
+            max_tokens=tokens,
+            max_rows=graph.bounds.get("R", tokens),
+            arena_bytes=lowering.arena_bytes,
+            values=[_buffer(value) for value in lowering.values],
+            inputs=[lowering.values[value] for value in graph.inputs],
+            outputs=[lowering.values[value] for value in graph.outputs],
+            commands=commands,
+        )
+
+
+class _Lowering:
+    def __init__(self, writer: ProgramWriter, graph: Graph) -> None:
+        self.writer = writer
+        self.graph = graph
+        self.versions = graph.state_versions
+        self.weights = set(graph.weights)
+        stored = [*graph.inputs, *(r for node in graph.nodes for r in node.results if r not in self.versions)]
+        self.values = {value: index for index, value in enumerate(stored)}
+        self.arena_bytes = self._arena_bytes()
+
+    def _arena_bytes(self) -> int:
+        ends = [0]
+        for value in self.values:
+            ends.append((value.offset or 0) + value.type.bind(self.graph.bounds).size_bytes)
+        for node in self.graph.nodes:
+            if node.kernel is not None and node.kernel.workspace_bytes:
+                ends.append((node.kernel.workspace_offset or 0) + node.kernel.workspace_bytes)
+        return -(-max(ends) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def command(self, node: Node) -> Command:
+        """The kernel call of a node: present operands, results that are not states, workspace, dimensions."""
+        if node.kernel is None:
+            raise ArtifactError(f"{node.op.name()} of {node.origin.module}: expected a selected kernel")
+        kernel = self.writer.kernels[node.kernel.symbol]
+        arguments = [
+            self._argument(value, kernel.layouts.get(index, "plain"))
+            for index, value in enumerate(node.operands)
+            if value is not None
+        ]
+        results = node.results[len(node.op.states) :]
+        arguments += [self._argument(result, "") for result in results]
+        if node.kernel.workspace_bytes:
+            arguments.append(Argument("arena", node.kernel.workspace_offset or 0))
+        arguments += [Argument("dim", self.writer.dims.index(dim)) for dim in kernel.dims]
+        return Command(
+            kernel=node.kernel.symbol,
+            op=node.op.name(),
+            arguments=arguments,
+            results=[self.values[result] for result in results],
+            origin=node.origin.module,
+        )
+
+    def _argument(self, value: Value, layout: str) -> Argument:
+        if value in self.versions:
+            return Argument("state", list(self.writer.states).index(self.versions[value]))
+        if value in self.weights:
+            key = (value.name, layout)
+            self.writer.weights.setdefault(key, value)
+            return Argument("weight", list(self.writer.weights).index(key))
+        return Argument("arena", value.offset or 0)
+
+
+def _buffer(value: Value) -> BufferEntry:
+    return BufferEntry(value.name, str(value.type.dtype), list(value.type.shape), value.offset or 0)
+
+
+def state_entries(states: Mapping[str, Value]) -> list[StateEntry]:
+    """Manifest entries of states, in order."""
+    return [StateEntry(name, str(state.type.dtype), list(state.type.shape)) for name, state in states.items()]
+
+
+def write_weights(
+    path: Path,
+    weights: Mapping[tuple[str, str], Value],
+    read: ReadWeight,
+    pack: Pack,
+    progress: Callable[[str], None],
+) -> list[WeightEntry]:
+    """Pack every weight in turn into one file; only one is in memory at a time."""
+    entries: list[WeightEntry] = []
+    offset = 0
+    with path.open("wb") as file:
+        for number, ((name, layout), value) in enumerate(weights.items()):
+            progress(f"packing weight {number + 1} of {len(weights)}")
+            array = pack(layout, read(value))
+            padding = -offset % ALIGNMENT_BYTES
+            file.write(b"\0" * padding)
+            offset += padding
+            _write_array(file, array)
+            entries.append(WeightEntry(name, layout, offset, array.nbytes))
+            offset += array.nbytes
+    return entries
+
+
+def _write_array(file: object, array: Array) -> None:
+    """Write an array piece by piece: a mapped table never becomes resident as a whole."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for begin in range(0, flat.size, _COPY_BYTES):
+        file.write(flat[begin : begin + _COPY_BYTES].data)  # type: ignore[attr-defined]
+
+
+def file_entries(folder: Path) -> dict[str, FileEntry]:
+    """Size and SHA-256 of every file below `folder`, by relative path."""
+    entries: dict[str, FileEntry] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, digest)
+    return entries
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """The last file of an engine."""
+    (folder / MANIFEST_FILE).write_bytes(encode(manifest))
