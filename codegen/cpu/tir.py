@@ -64,7 +64,10 @@ def function(symbol: str, pointers: Mapping[str, str], scalars: Sequence[str] = 
     with IRBuilder() as builder, T.prim_func():
         T.func_name(symbol)
         result = Function(symbol, pointers, scalars)
-        yield result
+        # names the device whose workspace `scratch` is taken from; tensors would carry it, pointers do not
+        zero = tirx.IntImm("int32", 0)
+        with T.attr(zero, "device_type", T.int32(1)), T.attr(zero, "device_id", zero):
+            yield result
     result.primfunc = builder.get().with_attr("global_symbol", symbol)
 
 

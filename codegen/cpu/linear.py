@@ -1,0 +1,25 @@
+"""Matrix product with a stored weight (`ir.ops.linear`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from v41c.codegen.cpu.product import product_kernel
+from v41c.codegen.kernel import CpuKernel
+
+if TYPE_CHECKING:
+    from v41c.ir.op import Op
+    from v41c.ir.types import TensorType
+    from v41c.targets.target import Target
+
+
+def kernel(
+    op: Op,
+    operands: Sequence[TensorType | None],
+    results: Sequence[TensorType],
+    target: Target,
+    bounds: Mapping[str, int],
+) -> CpuKernel:
+    """x [T, K] · weight [M, K]ᵀ."""
+    return product_kernel(op, operands, results, target, bounds, groups=1)

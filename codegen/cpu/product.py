@@ -1,0 +1,128 @@
+"""The kernel of a matrix product with one packed weight, plain or in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from v41c.codegen.cpu import gemm, tir
+from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.tir import Expr
+from v41c.codegen.kernel import CpuKernel
+from v41c.errors import UnsupportedError
+from v41c.ir.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from v41c.ir.op import Op
+    from v41c.targets.target import Target
+
+
+def weight_layouts(dtype: DType, weight: int, scale: int, groups: int = 1) -> dict[int, str]:
+    """Layouts by operand index of a weight and, where its dtype has one, its scale."""
+    suffix = f":{groups}" if groups > 1 else ""
+    scales = {DType.F8E4M3: "block_scales", DType.F4E2M1: "row_scales"}
+    found = {weight: f"panels{suffix}"}
+    return found | {scale: scales[dtype]} if dtype in scales else found
+
+
+def product_kernel(
+    op: Op,
+    operands: Sequence[TensorType | None],
+    results: Sequence[TensorType],
+    target: Target,
+    bounds: Mapping[str, int],
+    groups: int,
+) -> CpuKernel:
+    """out [T, G · M] = x [T, G · K] · weight [G · M, K]ᵀ within each of G groups."""
+    x, weight, _ = operands
+    if x is None or weight is None:
+        raise UnsupportedError(f"{op.name()} on {target.name}: expected x and weight, got {x} and {weight}")
+    rows, columns = (int(dim) for dim in weight.shape)
+    rows //= groups
+    tokens = bound_of(x.shape[0], bounds)
+    quantized = weight.dtype == DType.F8E4M3
+    if quantized and (columns % 32 or (groups > 1 and rows % 16)):
+        wanted = "K a multiple of 32 and, in groups, M of 16"
+        raise UnsupportedError(
+            f"{op.name()} on {target.name}: fp8 weight: expected {wanted}, got M {rows}, K {columns}"
+        )
+
+    def emit(body: Body) -> None:
+        packed = gemm.Weight(weight.dtype, rows, columns, body.operands[1], body.operands[2], target)
+        (_Token if tokens <= 1 else _Chunk)(body, packed, groups, body.size(x.shape[0]), tokens).emit()
+
+    layouts = weight_layouts(weight.dtype, 1, 2, groups)
+    if groups > 1 and quantized:
+        # panels of whole groups are panels of the whole matrix when M is a multiple of 16
+        layouts[1] = "panels"
+    return build_kernel(emit, op, operands, results, bounds, layouts=layouts, storage={1: gemm.WORDS[weight.dtype]})
+
+
+class _Product:
+    def __init__(self, body: Body, weight: gemm.Weight, groups: int, count: Expr, bound: int) -> None:
+        self.body, self.weight, self.groups, self.count, self.bound = body, weight, groups, count, bound
+        self.work = max(1, bound) * groups * weight.rows * weight.columns
+
+    def source(self, row: Expr, group: Expr, index: Expr, lanes: int) -> Expr:
+        """x[row, group, index …] as f32."""
+        return tir.load(self.body.operands[0], (row * self.groups + group) * self.weight.columns + index, lanes)
+
+    def out(self, row: Expr, group: Expr) -> Expr:
+        """Index of the first output of a group of a row."""
+        return (row * self.groups + group) * self.weight.rows
+
+
+class _Token(_Product):
+    """One token at a time, tasks over panels."""
+
+    def emit(self) -> None:
+        weight = self.weight
+        take = gemm.dot_panels(weight.target, weight.panels)
+        tasks = -(-weight.panels // take)
+        with tir.loop(self.count) as row, tir.parallel(self.groups * tasks, self.work) as task:
+            group, first = tir.let(task // tasks), tir.let(task % tasks * take)
+
+            def source(row: Expr, index: Expr, lanes: int) -> Expr:
+                return self.source(row, group, index, lanes)
+
+            x = gemm.widen_row(source, row, weight.columns, weight.activation_factor)
+            whole, rest = divmod(weight.panels, take)
+            with tir.when(first < whole * take):
+                self._panels(x, row, group, first, take)
+            if rest:
+                with tir.when(first == whole * take):
+                    self._panels(x, row, group, first, rest)
+
+    def _panels(self, x: Expr, row: Expr, group: Expr, first: Expr, count: int) -> None:
+        weight = self.weight
+        base = group * weight.panels + first
+        sums = gemm.dot([(weight, base + j) for j in range(count)], x, 0)
+        for j, total in enumerate(sums):
+            gemm.store_panel(self.body.results[0], self.out(row, group), first + j, weight.rows, total.value)
+
+
+class _Chunk(_Product):
+    """Tasks over panels and blocks of rows; tasks of the same panels follow each other."""
+
+    def emit(self) -> None:
+        weight = self.weight
+        sizes = gemm.tiling(weight.target, weight.panels * self.groups, self.bound)
+        stretches = -(-weight.panels // sizes.task_panels)
+        blocks = tir.let((self.count + (sizes.task_rows - 1)) // sizes.task_rows)
+        # equal blocks, so that the last is no shorter than it must be
+        block_rows = tir.let((self.count + (blocks * sizes.rows - 1)) // tir.maximum(blocks * sizes.rows, tir.i64(1)))
+        with tir.parallel(blocks * (self.groups * stretches), self.work) as task:
+            block, panel_task = tir.let(task % blocks), tir.let(task // blocks)
+            group, first = tir.let(panel_task // stretches), tir.let(panel_task % stretches * sizes.task_panels)
+            start = tir.let(block * block_rows * sizes.rows)
+            count = tir.let(tir.minimum(block_rows * sizes.rows, self.count - start))
+            panels = tir.let(tir.minimum(tir.i64(sizes.task_panels), tir.i64(weight.panels) - first))
+
+            def source(row: Expr, index: Expr, lanes: int) -> Expr:
+                return self.source(start + row, group, index, lanes)
+
+            tile = gemm.Tile(sizes, [weight])
+            tile.run(count, source, first, panels, group * weight.panels)
+            with tir.loop(count) as row, tir.loop(panels) as j:
+                value = tir.load(tile.sums, row * tile.width + j * tir.LANES)
+                gemm.store_panel(self.body.results[0], self.out(start + row, group), first + j, weight.rows, value)
