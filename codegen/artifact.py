@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +31,11 @@ from v41c.manifest import (
     encode,
 )
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 ReadWeight = Callable[[Value], Array]
-Pack = Callable[[str, Array], Array]
+Pack = Callable[[str, Array, str], Array]
+#: layout of a weight that kernels read as stored, row by row
+PLAIN = "plain"
 _COPY_BYTES = 64 << 20
 
 
@@ -129,7 +132,7 @@ class _Lowering:
             raise ArtifactError(f"{node.op.name()} of {node.origin.module}: expected a selected kernel")
         kernel = self.writer.kernels[node.kernel.symbol]
         arguments = [
-            self._argument(value, kernel.layouts.get(index, "plain"))
+            self._argument(value, kernel.layouts.get(index, PLAIN))
             for index, value in enumerate(node.operands)
             if value is not None
         ]
@@ -178,7 +181,9 @@ def write_weights(
     with path.open("wb") as file:
         for number, ((name, layout), value) in enumerate(weights.items()):
             progress(f"packing weight {number + 1} of {len(weights)}")
-            array = pack(layout, read(value))
+            array = read(value)
+            if layout != PLAIN:
+                array = pack(layout, array, str(value.type.dtype))
             padding = -offset % ALIGNMENT_BYTES
             file.write(b"\0" * padding)
             offset += padding

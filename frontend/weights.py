@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from v41c.ir.graph import Value
 from v41c.ir.torch_types import type_of
 from v41c.ir.types import DType
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 #: numpy dtypes that hold the bytes of torch dtypes that numpy lacks
 _BYTES = {1: np.uint8, 2: np.uint16}
 
