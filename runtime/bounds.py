@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from v41c.errors import ArtifactError
 from v41c.manifest import (
@@ -82,10 +82,6 @@ class _Check:
         self.programs()
 
     def files(self) -> None:
-        for name in self.manifest.files:
-            path = PurePosixPath(name)
-            plain = name == path.as_posix() and not path.is_absolute() and ".." not in path.parts
-            self.require(plain, "files", "paths inside the engine folder", repr(name))
         self.require(KERNELS_FILE in self.manifest.files, "files", f"an entry {KERNELS_FILE}", "none")
         self.require(
             (WEIGHTS_FILE in self.manifest.files) == self.manifest.has_weights,
