@@ -65,11 +65,8 @@ def test_the_end_token_stops_and_is_not_text(engine: Engine, built: Built, tmp_p
     end = wanted[6]
     before = wanted[: wanted.index(end)]
     ending = load(write_engine(built, tmp_path / "toy", eos_token=end))
-    for engine_, options in (
-        (ending, Options(12, mode="full")),
-        (engine, Options(12, mode="full", stop_tokens=(end,))),
-    ):
-        generation = Generation(Session(engine_), PROMPT, options)
+    for one, stops in ((ending, ()), (engine, (end,))):
+        generation = Generation(Session(one), PROMPT, Options(12, mode="full", stop_tokens=stops))
         assert [piece.token for piece in generation] == before
         assert (generation.result.tokens, generation.result.stop) == (before, "end token")
 
@@ -106,7 +103,7 @@ def test_text_streams_and_nothing_is_left_behind(built: Built, tmp_path: Path) -
 def test_an_unfinished_character_is_the_last_piece(built: Built, tmp_path: Path) -> None:
     # In this vocabulary every token is the first byte of a longer character.
     vocabulary = {chr(0xE0 + token): token for token in range(15)} | {f"é{chr(0xE0 + t)}": 15 + t for t in range(16)}
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
@@ -136,8 +133,8 @@ def test_generating_imports_neither_torch_nor_a_compiler(built: Built, tmp_path:
         "import sys; from v41c.runtime.artifact import load; from v41c.runtime.session import Session;"
         "from v41c.runtime.generate import Generation, Options; from v41c.runtime.text import Text;"
         f"engine = load({str(folder)!r}); list(Generation(Session(engine), [1, 2], Options(2), Text(engine)));"
-        "print(*sorted(name.partition('.')[0] for name in sys.modules if '.' not in name));"
-        "print(*sorted(name.split('.')[1] for name in sys.modules if name.startswith('v41c.') and name.count('.') == 1))"
+        "print(*{name.partition('.')[0] for name in sys.modules});"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('v41c.')}))"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root)

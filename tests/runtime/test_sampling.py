@@ -27,8 +27,9 @@ samplings = st.builds(
 
 
 def softmax(logits: list[float], temperature: float) -> np.ndarray:
-    scaled = (np.array(logits, np.float32).astype(np.float64) - max(np.array(logits, np.float32))) / temperature
-    return np.exp(scaled) / np.exp(scaled).sum()
+    values = np.array(logits, np.float32).astype(np.float64)
+    weights: np.ndarray = np.exp((values - values.max()) / temperature)
+    return np.divide(weights, weights.sum())
 
 
 @given(logits=logit_lists)
