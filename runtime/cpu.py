@@ -35,7 +35,8 @@ class Observation:
     array: Array
 
 
-Observe = Callable[[Observation], None]
+#: called with every result; an array that it returns takes the result's place for all later commands
+Observe = Callable[[Observation], Array | None]
 
 
 class Library:
@@ -71,7 +72,7 @@ class Library:
         return ctypes.cast(entry, ctypes.c_void_p).value or 0
 
     def set_threads(self, count: int) -> int:
-        """Threads of every session of this library from now on, 0 for one per processor; the number in effect."""
+        """Threads of every session of this library from now on; returns how many there are: fewer if refused more."""
         return int(self._set_threads(count))
 
     def last_error(self) -> str:
@@ -87,13 +88,14 @@ class Library:
 class CpuDevice:
     """Runs the graphs of one engine on one set of states. Not for concurrent use: every step writes the same arena."""
 
-    def __init__(self, engine: Engine, states: States, *, threads: int = 0) -> None:
-        """Map the kernels and take memory for activations; threads: see `Library.set_threads`."""
+    def __init__(self, engine: Engine, states: States, *, threads: int | None = None) -> None:
+        """Map the kernels and take memory for activations; threads: see `Library.set_threads`, None leaves them."""
         engine.require_weights()
         self._engine = engine
         self._states = states
         self._library = Library(engine)
-        self.threads = self._library.set_threads(threads)
+        if threads is not None:
+            self._library.set_threads(threads)
         size = max(program.arena_bytes for program in engine.manifest.programs)
         self._arena = aligned_bytes(size, "activations")
         self._programs = {name: engine.programs(name) for name in {p.graph for p in engine.manifest.programs}}
@@ -110,7 +112,7 @@ class CpuDevice:
         `inputs` holds `positions` [T], `rows` [R] where the graph wants it, and whatever else the graph declares, in
         the declared dtypes (bf16 as uint16); more does no harm. The smallest program with room for T tokens runs.
         States change in place. With `observe`, commands run one by one and every result is copied and shown as soon as
-        it is there. ContextError for inputs that do not fit the graph.
+        it is there, and may be replaced. ContextError for inputs that do not fit the graph.
         """
         dims = {**self._states.dims, "T": len(inputs["positions"]), "R": len(inputs.get("rows", ()))}
         program = self._smallest(graph, dims["T"], dims["R"])
@@ -148,7 +150,9 @@ class CpuDevice:
         array = inputs.get(value.name)
         if array is None:
             raise ContextError(f"{where}: expected one, got {', '.join(inputs)}")
-        view = self._view(value, dims)
+        self._fill(where, self._view(value, dims), array)
+
+    def _fill(self, where: str, view: Array, array: Array) -> None:
         if array.dtype != view.dtype or array.shape != view.shape:
             raise ContextError(f"{where}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}")
         view[...] = array
@@ -167,8 +171,13 @@ class CpuDevice:
             self._check(program, number, self._library.run(prepared.commands[number : number + 1]))
             for index in command.results:
                 value = program.values[index]
-                array = self._view(value, dims).copy()
-                observe(Observation(program.graph, number, command.op, command.origin, value.name, value.dtype, array))
+                view = self._view(value, dims)
+                seen = Observation(
+                    program.graph, number, command.op, command.origin, value.name, value.dtype, view.copy()
+                )
+                instead = observe(seen)
+                if instead is not None:
+                    self._fill(f"graph {program.graph}: value {value.name}", view, instead)
 
     def _check(self, program: Program, first: int, failed: int) -> None:
         if failed:

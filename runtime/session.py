@@ -39,13 +39,13 @@ class Session:
         max_context: int | None = None,
         drafting: bool = False,
         observe: Observe | None = None,
-        threads: int = 0,
+        threads: int | None = None,
         poison: bool = False,
     ) -> None:
         """Memory for `slots` sequences of up to `max_context` tokens (the engine's limit when None).
 
         drafting: keep the draft head's context, so that `draft` can be called. observe: see `CpuDevice.execute`.
-        threads: of every session of this engine's kernels, 0 for one per processor.
+        threads: of every session of this engine, one per processor at first.
         poison: fill memory that no token has written with NaN. ContextError when the engine has no such room.
         """
         limits = engine.manifest
@@ -53,8 +53,8 @@ class Session:
         for name, value, most in (("slots", slots, limits.slots), ("context", context, limits.max_context)):
             if not 1 <= value <= most:
                 raise ContextError(f"{name}: expected 1 to {most}, what the engine was compiled for, got {value}")
-        if threads < 0:
-            raise UsageError(f"threads: expected 0 (one per processor) or more, got {threads}")
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads: expected at least 1, got {threads}")
         if drafting and not engine.programs("draft"):
             raise ContextError(f"{engine.path}: this engine has no draft head")
         engine.require_weights()

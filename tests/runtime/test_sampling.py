@@ -29,7 +29,8 @@ samplings = st.builds(
 def softmax(logits: list[float], temperature: float) -> np.ndarray:
     values = np.array(logits, np.float32).astype(np.float64)
     weights: np.ndarray = np.exp((values - values.max()) / temperature)
-    return np.divide(weights, weights.sum())
+    shares: np.ndarray = weights / weights.sum()
+    return shares
 
 
 @given(logits=logit_lists)

@@ -203,6 +203,20 @@ def test_observing_shows_every_result_and_changes_none(engine: Engine) -> None:
     np.testing.assert_array_equal(seen[3].array[0], logits)
 
 
+def test_an_observer_may_put_another_result_in_place(engine: Engine) -> None:
+    tokens, others = TOKENS[:5], TOKENS[5:10]
+    seen: list[Observation] = []
+    wanted = Session(engine, observe=seen.append).prefill(tokens)
+    assert not np.array_equal(Session(engine).prefill(others), wanted)
+
+    def swap(observation: Observation) -> np.ndarray | None:
+        return seen[0].array if observation.name == "embedded" else None
+
+    np.testing.assert_array_equal(Session(engine, observe=swap).prefill(others), wanted)
+    with pytest.raises(ContextError, match=r"graph encoder: value ids: expected int32 \(2,\), got float64 \(1,\)"):
+        Session(engine, observe=lambda o: np.zeros(1) if o.name == "ids" else None).prefill([1, 2])
+
+
 def test_memory_of_prefill_does_not_grow_with_the_prompt(built: Built, tmp_path: Path) -> None:
     session = Session(load(write_engine(built, tmp_path / "long", max_context=20000)))
     prompt = np.arange(20000, dtype=np.int32) % VOCABULARY
@@ -296,8 +310,8 @@ def test_slots_and_steps_are_checked(engine: Engine) -> None:
     with pytest.raises(ContextError, match="step: expected at most 8 tokens of 8 sequences, got 9 of 2: split it"):
         session.step({0: TOKENS[:4], 1: TOKENS[:5]})
     assert (session.length(0), session.length(1)) == (0, 0)
-    with pytest.raises(UsageError, match=r"threads: expected 0 .* got -1"):
-        Session(engine, threads=-1)
+    with pytest.raises(UsageError, match="threads: expected at least 1, got 0"):
+        Session(engine, threads=0)
 
 
 def test_more_memory_than_there_is_is_one_line(built: Built, tmp_path: Path) -> None:
