@@ -1,0 +1,350 @@
+"""The command line: every verb parses its arguments and calls the driver function of the same name.
+
+Drivers are imported when their verb runs: `v41c run` starts without torch, triton or the TVM compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, NoReturn
+
+import click
+
+from v41c import __version__
+from v41c.errors import V41CError
+from v41c.terminal import progress
+
+#: exit codes of a process that was told to stop, as a shell reports them: 128 and the signal's number
+INTERRUPTED, TERMINATED = 130, 143
+
+
+class Terminated(BaseException):
+    """SIGTERM, raised where the program stands so that what is half written is removed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (that of the process when None) and give its exit code: 0, 2 for wrong usage, 1 else."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    with contextlib.suppress(ValueError):  # not the main thread: nobody can send it a signal
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with cli.make_context("v41c", given or ["--help"]) as context:
+            cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "v41c"
+        return _fail(f"{error.format_message()} See `{where} --help`.", error.exit_code)
+    except V41CError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone: what is still buffered must not be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{place}{error.strerror or error}", 1)
+    except MemoryError:
+        return _fail("not enough memory", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED)
+    except Terminated:
+        return _fail("terminated", TERMINATED)
+    return 0
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def _fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"v41c: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _emit(report: Any, as_json: bool) -> None:
+    """Print a report: one JSON object, or the same for people."""
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        print(report.summary())
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _entries(value: str | None) -> list[str]:
+    """What stands between the commas."""
+    return [entry for part in (value or "").split(",") if (entry := part.strip())]
+
+
+def _token_ids(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Whole numbers with commas between them; a usage error names what is none."""
+    if value is None:
+        return None
+    try:
+        return tuple(int(entry) for entry in _entries(value))
+    except ValueError:
+        raise click.BadParameter("expected token ids with commas between them: 1,2,3.", context, option) from None
+
+
+def _baselines(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Names of baselines with commas between them, each once; a usage error names a stranger."""
+    names = tuple(dict.fromkeys(_entries(value)))
+    for name in names:
+        if name not in ("eager", "compile"):
+            raise click.BadParameter(f"expected eager, compile or eager,compile, got {name!r}.", context, option)
+    return names
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+_engine = click.argument("engine", type=click.Path(path_type=Path))
+_checkpoint = click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="The checkpoint the engine was made of; without it the shipped one, if it fits.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="v41c")
+def cli() -> None:
+    """Compile models of the DeepSeek-V4.1-Flash architecture and run them.
+
+    \b
+    First steps:
+      v41c demo                                   compile the shipped model and continue a prompt
+      v41c init m --preset tiny                   a random checkpoint in release format
+      v41c compile m -o e                         make an engine of it
+      v41c run e --prompt "And it came to pass,"  continue a text
+      v41c inspect e                              see what the engine is made of
+    """
+
+
+@cli.command(short_help="Write a random checkpoint in release format.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--preset", default="tiny", show_default=True, help="tiny, small or release-config-only.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
+@_json
+def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
+    """Write a random checkpoint in release format to DIRECTORY.
+
+    \b
+    Presets:
+      tiny                 8 layers of width 64 with every feature: tests, first steps
+      small                8 layers of width 1024, about 190 M parameters: benchmarks
+      release-config-only  the release's configuration, no weights: compile it with --no-weights
+    """
+    from v41c.init import init
+
+    with progress() as show:
+        report = init(directory, preset, seed, show)
+    _emit(report, as_json)
+
+
+@cli.command(short_help="Make an engine of a checkpoint.")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "engine", required=True, type=click.Path(path_type=Path), help="The engine folder.")
+@click.option("--target", default="cpu", show_default=True, help="cpu: this machine's. Or a level: cpu:x86-64-v3.")
+@click.option(
+    "--arithmetic",
+    type=click.Choice(["release", "exact"]),
+    default="release",
+    show_default=True,
+    help="exact: f32 everywhere and no quantisation of activations and caches, for checking.",
+)
+@click.option("--passes", default="all", show_default=True, help="Passes to run (a,b), or to leave out (-a,-b).")
+@click.option("--max-context", type=click.IntRange(min=1), help="Tokens a sequence may have.  [default: 4096]")
+@click.option("--dump-ir", type=click.Path(path_type=Path), help="Also write the graphs after each pass here.")
+@click.option("--no-weights", is_flag=True, help="CHECKPOINT is a config.json: make everything but the weights.")
+@_json
+def compile(
+    checkpoint: Path,
+    engine: Path,
+    target: str,
+    arithmetic: Literal["release", "exact"],
+    passes: str,
+    max_context: int | None,
+    dump_ir: Path | None,
+    no_weights: bool,
+    as_json: bool,
+) -> None:
+    """Compile the folder CHECKPOINT into an engine.
+
+    The engine appears complete or not at all; equal inputs give equal bytes.
+
+    \b
+    Examples:
+      v41c compile m -o e
+      v41c compile m -o e --passes -plan-memory --dump-ir stages
+      v41c compile m -o e --arithmetic exact --max-context 512
+      v41c compile config.json -o e --no-weights
+    """
+    import msgspec
+
+    from v41c.compile import CompileOptions, compile
+    from v41c.ledger import compile_summary
+
+    options = CompileOptions(
+        target=target,
+        arithmetic=arithmetic,
+        passes=passes,
+        max_context=max_context,
+        dump_ir=dump_ir,
+        no_weights=no_weights,
+    )
+    with progress() as show:
+        report = compile(checkpoint, engine, options, show)
+    if as_json:
+        _print_json(msgspec.to_builtins(report))
+    else:
+        print(compile_summary(report))
+
+
+@cli.command(short_help="Continue a prompt.")
+@_engine
+@click.option("--prompt", "text", help="The text to continue.")
+@click.option("--prompt-file", "file", help="A file of UTF-8 text to continue; - is standard input.")
+@click.option("--tokens", callback=_token_ids, help="Token ids to continue: 1,2,3.")
+@click.option("--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", type=float, default=1.0, show_default=True, help="Of the most likely tokens, this share.")
+@click.option("--top-k", type=int, default=0, show_default=True, help="Only so many tokens; 0 is all.")
+@click.option("--min-p", type=float, default=0.0, show_default=True, help="Relative to the most likely token.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
+@click.option("--prefill", type=click.Choice(["ced", "full"]), help="The decoder on a tail, or on every token.")
+@click.option("--replay", type=click.IntRange(min=1), help="Length of that tail.  [default: the window]")
+@_json
+def run(
+    engine: Path,
+    text: str | None,
+    file: str | None,
+    tokens: tuple[int, ...] | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    seed: int,
+    prefill: str | None,
+    replay: int | None,
+    as_json: bool,
+) -> None:
+    """Continue a prompt with ENGINE: text to standard output, timings to standard error.
+
+    \b
+    Examples:
+      v41c run e --prompt "And it came to pass,"
+      v41c run e --prompt-file psalm.txt --temperature 0.8 --top-p 0.9 --seed 7
+      v41c run e --tokens 0,17,42 --max-new-tokens 8 --json
+
+    The default prefill, ced, runs the decoder half of the layers over the last tokens only: about half the work, equal
+    to full for prompts up to the window, an approximation beyond it that --replay makes finer.
+    """
+    from v41c.run import Prompt, run
+    from v41c.runtime.generate import Options
+    from v41c.runtime.sampling import Sampling
+
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    options = Options(max_new_tokens, sampling, mode=prefill, replay=replay)
+    report = run(engine, Prompt(text, file, tokens), options, _hide if as_json else _stream)
+    if as_json:
+        _emit(report, as_json)
+        return
+    print(flush=True)
+    print(report.summary(), file=sys.stderr)
+
+
+def _stream(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _hide(text: str) -> None:
+    pass
+
+
+@cli.command(short_help="Show what an engine is made of.")
+@_engine
+@click.option("--graph", help="Only this graph: encoder, decoder, …")
+@click.option("--pass", "after", help="Print the graphs as they stood after this pass; trace is before the first.")
+@_json
+def inspect(engine: Path, graph: str | None, after: str | None, as_json: bool) -> None:
+    """Show what ENGINE is made of: passes and what they cost, programs, states, or the graphs themselves.
+
+    \b
+    Examples:
+      v41c inspect e
+      v41c inspect e --graph decoder --json
+      v41c inspect e --pass split-encoder-decoder --graph encoder
+    """
+    from v41c.inspect import graph_text, inspect
+
+    if after is None:
+        _emit(inspect(engine, graph), as_json)
+        return
+    text = graph_text(engine, after, graph)
+    if as_json:
+        _print_json({"engine": str(engine), "pass": after, "graph": graph, "text": text})
+    else:
+        print(text, end="")
+
+
+@cli.command(short_help="Time an engine, PyTorch beside it, and the machine.")
+@_engine
+@click.option("--against", callback=_baselines, help="eager, compile or eager,compile.")
+@_checkpoint
+@_json
+def bench(engine: Path, against: tuple[str, ...], checkpoint: Path | None, as_json: bool) -> None:
+    """Time ENGINE, and PyTorch beside it, and compare both with what the machine can do.
+
+    One process, medians of several runs: prefill of 512 and 2048 tokens, decode at context 2048. eager is the reference
+    model in PyTorch, compile is torch.compile of it (that takes minutes).
+
+    \b
+    Examples:
+      v41c bench e
+      v41c bench e --against eager,compile --checkpoint m --json
+    """
+    from v41c.bench import bench
+
+    with progress() as show:
+        report = bench(engine, against, checkpoint, progress=show)
+    _emit(report, as_json)
+
+
+@cli.command(short_help="Compile the shipped model and continue a prompt.")
+@click.option("--prompt", default=None, help="Another prompt.")
+@click.option("--max-new-tokens", type=click.IntRange(min=0), default=60, show_default=True)
+def demo(prompt: str | None, max_new_tokens: int) -> None:
+    """Compile the shipped model, step by step, and let it continue a prompt.
+
+    The model is small, was trained on one book and knows nothing else. Its engine is kept in the cache folder of the
+    user, so that the second time starts at once.
+    """
+    from v41c.demo import PROMPT, demo
+
+    with progress() as show:
+        demo(PROMPT if prompt is None else prompt, max_new_tokens, _stream, show)

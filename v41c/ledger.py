@@ -1,0 +1,48 @@
+"""What each pass left behind, and what a compilation did, as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from v41c.manifest import PassEntry
+from v41c.terminal import bytes_text, number_text, table
+
+if TYPE_CHECKING:
+    from v41c.compile import CompileReport
+
+
+def passes_table(passes: Sequence[PassEntry], seconds: dict[str, float] | None = None) -> str:
+    """The ledger: operations and costs of one decoded token after each pass, and how long the pass took if known."""
+    header = ["after", "operations", "launches", "arithmetic", "weights", "states", "activations"]
+    rows = [
+        [
+            entry.name,
+            str(entry.operations),
+            str(entry.launches),
+            f"{number_text(entry.flops)}flop",
+            bytes_text(entry.weight_bytes),
+            bytes_text(entry.state_bytes),
+            bytes_text(entry.activation_bytes),
+        ]
+        for entry in passes
+    ]
+    if seconds:
+        header.append("took")
+        rows = [[*row, f"{seconds.get(row[0], 0.0):.2f} s"] for row in rows]
+    return table(header, rows)
+
+
+def compile_summary(report: CompileReport) -> str:
+    """What a compilation did."""
+    seconds = ", ".join(f"{name} {took:.1f}" for name, took in report.seconds.items())
+    return "\n".join(
+        [
+            passes_table(report.passes, report.pass_seconds),
+            "",
+            f"engine      {report.engine} for {report.target}, {report.arithmetic} arithmetic",
+            f"contents    {report.kernels} kernels, {bytes_text(report.weight_bytes)} of weights, at most "
+            f"{bytes_text(max(report.arena_bytes.values()))} of activations",
+            f"took        {sum(report.seconds.values()):.1f} s ({seconds})",
+        ]
+    )

@@ -1,0 +1,129 @@
+"""The driver of `v41c run`: an engine continues a prompt. Imports neither torch nor a compiler."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from v41c.errors import UsageError
+from v41c.runtime.artifact import Engine, load
+from v41c.runtime.generate import Generation, Options, Result
+from v41c.runtime.session import Session
+from v41c.runtime.text import Text, read_prompt
+
+#: how a prompt file is spelled that means standard input
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is continued: exactly one of a text, a file of UTF-8 text (`-`: standard input), or token ids."""
+
+    text: str | None = None
+    file: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """UsageError unless exactly one is given."""
+        given = [self.text, self.file, self.tokens]
+        if sum(value is not None for value in given) != 1:
+            raise UsageError("prompt: expected exactly one of --prompt, --prompt-file and --tokens")
+
+    def ids(self, text: Text | None, engine: Engine) -> list[int]:
+        """Token ids, the begin token in front of a text. UsageError for a prompt that is empty or not UTF-8."""
+        if self.tokens is not None:
+            return list(self.tokens)
+        prompt = self.text if self.file is None else _read(self.file)
+        return (text or Text(engine)).encode(prompt or "")
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run did. `finish_reason` is why it stopped; seconds are wall time; `mode` is the prefill schedule."""
+
+    engine: str
+    mode: str
+    prompt_tokens: int
+    tokens: list[int]
+    text: str | None
+    finish_reason: str | None
+    load_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    block_evaluations: int
+    memory_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `--json` prints."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """Token counts and timings, one line each."""
+        return "\n".join(
+            [
+                f"loaded in {self.load_seconds:.2f} s",
+                f"prompt: {self.prompt_tokens} tokens in {self.prefill_seconds:.2f} s "
+                f"({self.prefill_tokens_per_second:.0f} tokens/s, {self.mode})",
+                f"generated: {len(self.tokens)} tokens in {self.prefill_seconds + self.decode_seconds:.2f} s "
+                f"({self.decode_tokens_per_second:.0f} tokens/s in decode), stopped by {self.finish_reason}",
+            ]
+        )
+
+
+def run(
+    engine: str | Path, prompt: Prompt, options: Options, write: Callable[[str], None] = lambda text: None
+) -> RunReport:
+    """Generate, handing out the text as it comes: token ids with a space behind each where there is no tokenizer.
+
+    Raises ArtifactError, TokenizerError, ContextError or UsageError, before anything is written.
+    """
+    began = time.perf_counter()
+    loaded = load(engine)
+    text = Text(loaded) if loaded.tokenizer_path is not None else None
+    ids = prompt.ids(text, loaded)
+    session = Session(loaded)
+    generation = Generation(session, ids, options, text)
+    load_seconds = time.perf_counter() - began
+    for piece in generation:
+        if text is not None:
+            write(piece.text)
+        elif piece.token is not None:
+            write(f"{piece.token} ")
+    return _report(loaded, session, options, generation.result, load_seconds, text is not None)
+
+
+def _report(
+    engine: Engine, session: Session, options: Options, result: Result, load_seconds: float, has_text: bool
+) -> RunReport:
+    return RunReport(
+        engine=str(engine.path),
+        mode=options.mode or session.default_mode,
+        prompt_tokens=result.prompt_tokens,
+        tokens=result.tokens,
+        text=result.text if has_text else None,
+        finish_reason=result.stop,
+        load_seconds=load_seconds,
+        prefill_seconds=result.prefill_seconds,
+        decode_seconds=result.decode_seconds,
+        prefill_tokens_per_second=result.prefill_tokens_per_second,
+        decode_tokens_per_second=result.decode_tokens_per_second,
+        block_evaluations=session.block_evaluations,
+        memory_bytes=session.memory_bytes,
+    )
+
+
+def _read(file: str) -> str:
+    if file != STANDARD_INPUT:
+        return read_prompt(file)
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"standard input: expected UTF-8, got byte 0x{error.object[error.start]:02x} at {error.start}"
+        ) from error
