@@ -207,6 +207,8 @@ class _Check:
 
     def outputs(self, program: Program) -> None:
         found = {program.values[index].name: program.values[index] for index in program.outputs}
+        for name, value in found.items() if program.graph == "encoder" else ():
+            self.require(value.shape[:1] == ["T"], f"graph encoder: output {name}", "a leading T", value.shape)
         for name, leading in _READ_OUTPUTS.get(program.graph, {}).items():
             where = f"graph {program.graph}: output {name}"
             self.require(name in found, where, "one", "none")

@@ -29,7 +29,10 @@ class Draft:
 
 
 class Session:
-    """Sequences of one engine. Every call is checked before any work; not for concurrent use."""
+    """Sequences of one engine. Every call is checked before any work.
+
+    One session is for one thread; several sessions of an engine share its weights and may run at once.
+    """
 
     def __init__(
         self,

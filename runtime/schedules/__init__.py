@@ -7,6 +7,7 @@ and `run(steps, run, plan)`, which feeds the run and returns logits f32 [rows, V
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from typing import Protocol, cast
@@ -26,11 +27,13 @@ class Schedule(Protocol):
         """Feed the run; logits f32 [rows, V]."""
 
 
+@functools.cache
 def names() -> tuple[str, ...]:
     """Names of all schedules, sorted."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
+@functools.cache
 def find(name: str) -> Schedule:
     """The schedule of that name; UsageError when there is none."""
     if name not in names():

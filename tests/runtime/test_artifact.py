@@ -289,6 +289,10 @@ BROKEN: dict[str, tuple[Edit, str]] = {
         graph("encoder", lambda m: [6], "outputs"),
         "decoder: input stream: expected a step's input",
     ),
+    "output of no tokens": (
+        graph("encoder", lambda m: [5, 6, 7], "outputs"),
+        "encoder: output scratch: expected a leading T",
+    ),
     "no logits": (graph("decoder", lambda m: [], "outputs"), "graph decoder: output logits: expected one, got none"),
     "vocabulary": (fields(vocabulary=30), r"output logits: expected f32\['R', 30\], got f32\['R', 31\]"),
 }
