@@ -170,7 +170,7 @@ class Session:
         block = np.full(manifest.draft_block, manifest.draft_noise_token, np.int32)
         block[0] = token
         outputs = self._steps.draft(Run(slot, run.start, block))
-        return Draft(*(outputs[name].copy() for name in ("drafts", "logits", "confidence")))
+        return Draft(outputs["drafts"].copy(), outputs["logits"].copy(), outputs["confidence"].flatten())
 
     def _feed(
         self, tokens: Tokens, slot: int, mode: str | None, replay: int | None, chunk: int | None, *, all_logits: bool

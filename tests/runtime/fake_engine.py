@@ -57,7 +57,7 @@ _TYPES: dict[str, tuple[str, list[int | str]]] = {
     "main_hidden": ("i32", ["T", 3]),
     "draft_logits": ("f32", ["T", VOCABULARY]),
     "drafts": ("i32", ["T"]),
-    "confidence": ("f32", ["T"]),
+    "confidence": ("f32", ["T", 1]),
 }
 #: kernel, eager module, arguments (arena values, states with !, the weight as *, dimensions), results
 _EMBED = ("embed", "embed", "tokens * embedded T", ["embedded"])
