@@ -47,13 +47,13 @@ def build_library(kernels: Sequence[CpuKernel], target: Target, path: Path) -> N
 def compile_object(kernel: CpuKernel, target: Target, path: Path) -> None:
     """Compile one kernel to an object file.
 
-    Only the passes that TIR written by this package needs: the default pipeline's simplifications cost time and
-    substitute values that were bound to be computed once.
+    Only the passes that TIR written by this package needs: its buffers are flat and its vectors explicit. The default
+    pipeline's simplifications cost time, and FlattenBuffer without them hides vector indices from the code generator,
+    which then moves lane by lane.
     """
     host = tvm.target.Target({"kind": "llvm", "mcpu": target.mcpu})
     passes = [
         tirx.transform.BindTarget(host.with_host(host)),
-        tirx.transform.FlattenBuffer(),
         tirx.transform.MakePackedAPI(),
         tirx.transform.LowerTVMBuiltin(),
         tirx.transform.LowerIntrin(),
