@@ -18,6 +18,7 @@ from v41c.codegen.cpu.tir import (
     cast,
     i64,
     iconst,
+    lanes_of,
     let,
     local,
     loop,
@@ -34,7 +35,7 @@ LOWEST = -(1 << 31)  # order key below that of every score
 
 def order_keys(scores: Expr) -> Expr:
     """int32 that compare as f32 scores do, −0 equal to +0."""
-    lanes = LANES
+    lanes = lanes_of(scores)
     word = let(bits(scores))
     word = let(select(word == iconst(LOWEST, lanes), iconst(0, lanes), word))
     return T.bitwise_xor(word, mask(shr(word, 31), 0x7FFFFFFF))

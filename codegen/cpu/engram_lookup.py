@@ -1,0 +1,46 @@
+"""Rows of an Engram table, dequantised. The table may be larger than memory: only the rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tvm.script.ir_builder import tirx as T
+
+from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.sparse import Types, prefetch, required
+from v41c.codegen.cpu.tir import LANES, at, cast, decode_e4m3, decode_e8m0, each, let, load, loop, parallel, store
+from v41c.codegen.kernel import CpuKernel
+from v41c.ir.ops.engram_lookup import EngramLookup
+from v41c.ir.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from v41c.targets.target import Target
+
+
+def kernel(
+    op: EngramLookup, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+) -> CpuKernel:
+    """The kernel."""
+    rows, table = required(operands, 0, 1)
+    count, width = int(rows.shape[1]), int(table.shape[1])
+
+    def emit(body: Body) -> None:
+        (numbers, values, scale), (out,) = body.operands, body.results
+        with parallel(body.size(rows.shape[0]), bound_of(rows.shape[0], bounds) * count * width // 2) as token:
+            with loop(count) as i:
+                prefetch(values, numbers[token * count + i] * width, width)
+            with loop(count) as i:
+                number = let(numbers[token * count + i])
+                start, place = let(number * width), let((token * count + i) * width)
+                if table.dtype != DType.F8E4M3:
+                    each(width, lambda j, lanes: store(out, place + j, load(values, start + j, lanes)))
+                else:
+                    with loop(width // 32) as group:
+                        factor = let(decode_e8m0(cast(scale[number * (width // 32) + group], "int32")))
+                        for part in range(0, 32, LANES):
+                            codes = cast(values[at(start + group * 32 + part, LANES)], "int32")
+                            value = decode_e4m3(codes) * T.broadcast(factor, LANES)
+                            store(out, place + group * 32 + part, value)
+
+    return build_kernel(emit, op, operands, results, bounds)

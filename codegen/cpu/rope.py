@@ -1,0 +1,55 @@
+"""Rotary position embedding, eight adjacent pairs to a vector; the same bits as separate products and a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tvm.script.ir_builder import tirx as T
+
+from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.sparse import Types, constants, required, shuffle
+from v41c.codegen.cpu.tir import LANES, Buffer, Expr, at, each, let, load, loop, parallel, product, put, store
+from v41c.codegen.kernel import CpuKernel
+from v41c.ir.ops.rope import Rope
+from v41c.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from v41c.targets.target import Target
+
+
+def kernel(
+    op: Rope, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+) -> CpuKernel:
+    """The kernel."""
+    x, cos = required(operands, 0, 1)
+    heads = int(x.shape[1]) if len(x.shape) == 3 else 1
+    width, pairs = int(x.shape[-1]), int(cos.shape[1])
+    kept = width - 2 * pairs
+    # the sine's sign for the first and the second of a pair
+    signs = (1.0, -1.0) if op.inverse else (-1.0, 1.0)
+
+    def emit(body: Body) -> None:
+        (source, cosines, sines), (out,) = body.operands, body.results
+        work = bound_of(x.shape[0], bounds) * heads * width // 4
+        with parallel(body.size(x.shape[0]) * heads, work) as row:
+            start, angle = let(row * width), let(row // heads * pairs)
+            each(kept, lambda i, lanes: put(out, start + i, source[at(start + i, lanes)]))
+            with loop(pairs // 8) as block:
+                place = let(start + kept + block * LANES)
+                values = let(load(source, place))
+                swapped = shuffle([values], [lane ^ 1 for lane in range(LANES)])
+                both = [let(load(table, angle + block * 8, 8)) for table in (cosines, sines)]
+                c, s = (shuffle([table], [lane // 2 for lane in range(LANES)]) for table in both)
+                store(out, place, product(values, c) + product(swapped, s * constants(signs * 8)))
+            with loop(pairs % 8) as rest:
+                pair = let(rest + pairs // 8 * 8)
+                _rotate(source, out, let(start + kept + 2 * pair), cosines[angle + pair], sines[angle + pair], signs)
+
+    return build_kernel(emit, op, operands, results, bounds)
+
+
+def _rotate(source: Buffer, out: Buffer, place: Expr, cos: Expr, sin: Expr, signs: tuple[float, float]) -> None:
+    a, b, c, s = let(load(source, place, 1)), let(load(source, place + 1, 1)), let(cos), let(sin)
+    store(out, place, product(a, c) + product(b, s * T.float32(signs[0])))
+    store(out, place + 1, product(b, c) + product(a, s * T.float32(signs[1])))
