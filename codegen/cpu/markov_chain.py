@@ -82,9 +82,8 @@ def kernel(
                     for panel, total in zip(chosen, sums, strict=True):
                         _add_panel(logits, out, start, panel, vocabulary, total.value, best)
                 highest = let(join_lanes(best.value.value, maximum))
-                lowest_token = select(
-                    best.value.value >= splat(highest, LANES), best.token.value, iconst(_NO_TOKEN, LANES)
-                )
+                reached = best.value.value >= splat(highest, LANES)
+                candidates = select(reached, best.token.value, iconst(_NO_TOKEN, LANES))
                 put(body.words, task + values, highest)
                 put(body.integers, task + (values + tasks), join_lanes(candidates, minimum))
             highest, draft = local(body.words[values]), local(body.integers[values + tasks])
