@@ -198,6 +198,7 @@ def pass_context(
 ) -> PassContext:
     """Options of the passes; selected kernels are collected in `kernels` by symbol."""
     from v41c.codegen.cpu import kernel_for
+    from v41c.codegen.kernel import kernel_symbol
     from v41c.ir.op import Op
     from v41c.ir.types import TensorType
     from v41c.manifest import capacities
@@ -212,8 +213,10 @@ def pass_context(
         results: tuple[TensorType, ...],
         bounds: Mapping[str, int],
     ) -> CpuKernel:
-        kernel = kernel_for(op, operands, results, target, bounds)
-        return kernels.setdefault(kernel.symbol, kernel)
+        symbol = kernel_symbol(op, operands, results, bounds)
+        if symbol not in kernels:
+            kernels[symbol] = kernel_for(op, operands, results, target, bounds)
+        return kernels[symbol]
 
     bounds = {"S": options.slots, **capacities(dims, limit)}
     return PassContext(options.arithmetic, select, VARIANTS, bounds)

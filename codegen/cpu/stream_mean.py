@@ -1,0 +1,39 @@
+"""Mean over the residual copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.sparse import Types, required
+from v41c.codegen.cpu.tir import Expr, const, each, let, load, parallel, store
+from v41c.codegen.kernel import CpuKernel
+from v41c.ir.ops.stream_mean import StreamMean
+from v41c.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from v41c.targets.target import Target
+
+
+def kernel(
+    op: StreamMean, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+) -> CpuKernel:
+    """The kernel."""
+    (kind,) = required(operands, 0)
+    copies, width = int(kind.shape[1]), int(kind.shape[2])
+
+    def emit(body: Body) -> None:
+        (stream,), (out,) = body.operands, body.results
+        with parallel(body.size(kind.shape[0]), bound_of(kind.shape[0], bounds) * copies * width) as row:
+            begin, end = let(row * (copies * width)), let(row * width)
+
+            def mean(i: Expr, lanes: int) -> None:
+                total = load(stream, begin + i, lanes)
+                for copy in range(1, copies):
+                    total = let(total + load(stream, begin + copy * width + i, lanes))
+                store(out, end + i, total / const(float(copies), lanes))
+
+            each(width, mean)
+
+    return build_kernel(emit, op, operands, results, bounds)

@@ -1,0 +1,38 @@
+"""Clamped gated activation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.sparse import Types, required
+from v41c.codegen.cpu.tir import Expr, clamp, const, each, let, load, minimum, parallel, product, sigmoid, store
+from v41c.codegen.kernel import CpuKernel
+from v41c.ir.ops.swiglu import Swiglu
+from v41c.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from v41c.targets.target import Target
+
+
+def kernel(
+    op: Swiglu, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+) -> CpuKernel:
+    """The kernel."""
+    (kind,) = required(operands, 0)
+    width = int(kind.shape[1])
+
+    def emit(body: Body) -> None:
+        (gate, up), (out,) = body.operands, body.results
+        with parallel(body.size(kind.shape[0]), 16 * bound_of(kind.shape[0], bounds) * width) as row:
+            start = let(row * width)
+
+            def activate(i: Expr, lanes: int) -> None:
+                g = let(minimum(load(gate, start + i, lanes), const(op.limit, lanes)))
+                v = clamp(load(up, start + i, lanes), op.limit)
+                store(out, start + i, product(product(g, sigmoid(g)), v))
+
+            each(width, activate)
+
+    return build_kernel(emit, op, operands, results, bounds)
