@@ -34,6 +34,16 @@ Rows = Callable[[Expr, Expr, int], Expr]
 
 
 @dataclass(frozen=True)
+class Panel:
+    """Where a panel lies in a packed weight: its vector `index` along k is number data + index · step, scales alike."""
+
+    data: Expr
+    step: Expr
+    scale: Expr
+    scale_step: Expr
+
+
+@dataclass(frozen=True)
 class Weight:
     """A packed matrix [rows, columns], or a stack of them, as a kernel reads it."""
 
@@ -50,39 +60,88 @@ class Weight:
         return layouts.panels(self.rows)
 
     @property
+    def strip(self) -> int:
+        """Panels that lie side by side."""
+        return strip_panels(self.target, self.panels, self.quantized)
+
+    @property
     def quantized(self) -> bool:
         """Whether elements come four to a word and are scaled."""
         return self.dtype in ("f8e4m3", "f4e2m1")
+
+    @property
+    def depth(self) -> int:
+        """Vectors of one panel."""
+        return self.columns // 4 if self.quantized else self.columns
 
     @property
     def activation_factor(self) -> float:
         """What an activation must be multiplied with before it meets decoded weights."""
         return _ACTIVATION_SHIFT if self.dtype == "f8e4m3" else 1.0
 
-    def scales(self, panel: Expr, group: Expr) -> Expr:
+    @property
+    def scale_panels(self) -> int:
+        """Panels of one matrix that have scales: blocks of 32 rows give an even number."""
+        return 2 * -(-self.rows // _GROUP) if self.dtype == "f8e4m3" else self.panels
+
+    def strip_of(self, matrix: Expr, strip: Expr, width: int) -> list[Panel]:
+        """The `width` panels of a strip of a matrix of the stack."""
+        data = tir.let((matrix * self.panels + strip * self.strip) * self.depth)
+        scale = tir.let((matrix * self.scale_panels + strip * self.strip) * (self.columns // _GROUP))
+        # only the last strip is narrower; its scales may have one panel more
+        last = self.scale_panels - self.panels // self.strip * self.strip
+        scale_width = width if width == self.strip else min(self.strip, last)
+        return [Panel(data + j, width, scale + j, scale_width) for j in range(width)]
+
+    def panel_of(self, matrix: Expr, panel: Expr) -> Panel:
+        """Any panel of a matrix of the stack."""
+        strip = tir.let(panel // self.strip)
+        first = tir.let(strip * self.strip)
+        lane = tir.let(panel - first)
+
+        def width(panels: int) -> Expr:
+            rest = panels % self.strip
+            return self.strip if not rest else tir.let(tir.minimum(tir.i64(self.strip), tir.i64(panels) - first))
+
+        data = (matrix * self.panels + first) * self.depth + lane
+        scale = (matrix * self.scale_panels + first) * (self.columns // _GROUP) + lane
+        return Panel(tir.let(data), width(self.panels), tir.let(scale), width(self.scale_panels))
+
+    def scales(self, panel: Panel, group: Expr) -> Expr:
         """Factor of 16 outputs over the k of a group of 32, to be given to `columns_of`."""
-        place = panel * (self.columns // _GROUP) + group
+        place = panel.scale + group * panel.scale_step
         if self.dtype == "f8e4m3":
             code = tir.cast(self.scale[place], "int32")
-            return tir.splat(tir.decode_e8m0(code) * tir.const(_SCALE_SHIFT), LANES)
+            return tir.splat(tir.let(tir.decode_e8m0(code) * tir.const(_SCALE_SHIFT)), LANES)
         code = tir.cast(self.scale[tir.at(place * LANES, LANES)], "int32")
         # the half-precision decoder leaves value · 2^-14
         restore = 1.0 if self.target.has_avx512 else 2.0**14
         return tir.decode_e8m0(code) * tir.const(restore, LANES)
 
-    def columns_of(self, panel: Expr, index: Expr, scale: Expr | None) -> list[Expr]:
+    def columns_of(self, panel: Panel, index: Expr, scale: Expr | None) -> list[Expr]:
         """16 weights for each k of one word: k = 4 · index … of a quantised weight, k = index otherwise."""
-        depth = self.columns // 4 if self.quantized else self.columns
-        place = (panel * depth + index) * LANES
+        place = (panel.data + index * panel.step) * LANES
         if not self.quantized:
             return [tir.let(tir.load(self.data, place))]
         word = tir.let(self.data[tir.at(place, LANES)])
         if self.dtype == "f8e4m3":
-            return [tir.let(tir.decode_e4m3_top(tir.shl(word, 24 - 8 * j)) * scale) for j in range(4)]
+            return [tir.decode_e4m3_top(tir.shl(word, 24 - 8 * j)) * scale for j in range(4)]
         if self.target.has_avx512:
             word = tir.let(tir.cast(word, "int32"))
-            return [tir.let(_lookup_e2m1(tir.shr(word, 4 * j)) * scale) for j in range(4)]
-        return [tir.let(tir.cast_half(tir.decode_e2m1_top(tir.shl(word, 12 - 4 * j))) * scale) for j in range(4)]
+            return [_lookup_e2m1(tir.shr(word, 4 * j)) * scale for j in range(4)]
+        return [tir.cast_half(tir.decode_e2m1_top(tir.shl(word, 12 - 4 * j))) * scale for j in range(4)]
+
+
+def strip_panels(target: Target, panels: int, quantized: bool) -> int:
+    """Panels of a strip, which is what a task of a single-token product takes.
+
+    Enough to hide the latency of multiply-adds, few enough to keep sums, words and scales in registers and to share
+    the strips out among threads.
+    """
+    # of narrow registers, a panel takes two for sums and, if quantised, two for words and up to two for scales
+    most = (2 if quantized else 4) if target.vector_registers < 32 else 8
+    wanted = min(most, max(4, -(-panels // 8)))
+    return -(-panels // -(-panels // wanted))
 
 
 def _lookup_e2m1(code: Expr) -> Expr:
@@ -95,38 +154,28 @@ def _lookup_e2m1(code: Expr) -> Expr:
 # ---- one token -------------------------------------------------------------------------------------------------------
 
 
-def dot(parts: Sequence[tuple[Weight, Expr]], x: Buffer, base: Expr) -> list[Local]:
-    """Σ_k x[base + k] · weight[panel, k] for several (weight, panel) of one shape at once, 16 outputs each.
+def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Local]:
+    """Σ_k x[k] · weight[panel, k] for the panels of a strip at once, 16 outputs each.
 
-    `x` is f32 and already multiplied by the activation factor. Several sums run side by side because one chain
-    of multiply-adds is bound by their latency.
+    `x` is f32 and already multiplied by the activation factor. Several sums run side by side because one chain of
+    multiply-adds is bound by their latency.
     """
-    sums = [tir.local(tir.const(0.0, LANES)) for _ in parts]
-    weight = parts[0][0]
+    sums = [tir.local(tir.const(0.0, LANES)) for _ in panels]
 
     def word(index: Expr, k: Expr, scales: Sequence[Expr | None]) -> None:
-        columns = [w.columns_of(panel, index, scale) for (w, panel), scale in zip(parts, scales, strict=True)]
-        for j in range(len(columns[0])):
-            value = tir.let(tir.splat(x[base + k + j], LANES))
-            for total, column in zip(sums, columns, strict=True):
-                total.set(tir.fma(value, column[j], total.value))
+        for total, panel, scale in zip(sums, panels, scales, strict=True):
+            for j, column in enumerate(weight.columns_of(panel, index, scale)):
+                total.set(tir.fma(tir.splat(x[k + j], LANES), column, total.value))
 
     if weight.quantized:
         with tir.loop(weight.columns // _GROUP) as group:
-            scales = [tir.let(w.scales(panel, group)) for w, panel in parts]
+            scales = [tir.let(weight.scales(panel, group)) for panel in panels]
             with tir.loop(_GROUP // 4) as quad:
-                word(group * (_GROUP // 4) + quad, group * _GROUP + quad * 4, scales)
+                word(tir.let(group * (_GROUP // 4) + quad), tir.let(group * _GROUP + quad * 4), scales)
     else:
         with tir.loop(weight.columns) as k:
-            word(k, k, [None] * len(parts))
+            word(k, k, [None] * len(panels))
     return sums
-
-
-def dot_panels(target: Target, panels: int) -> int:
-    """How many panels a task of a single-token product takes: enough to hide latency, few enough to share out."""
-    most = 8 if target.vector_registers >= 32 else 4
-    wanted = min(most, max(4, -(-panels // 8)))
-    return -(-panels // -(-panels // wanted))
 
 
 def widen_row(source: Rows, row: Expr, columns: int, factor: float) -> Buffer:
@@ -189,30 +238,29 @@ class Tile:
         self._rows = tir.scratch(room * self._stride)
         self._panels = tir.scratch(sizes.depth * sizes.panels * LANES)
 
-    def run(self, count: Expr, source: Rows, first_panel: Expr, panels: Expr, stack_panel: Expr) -> None:
-        """Fill `sums` for rows 0 … count − 1 of `source` and `panels` panels from `first_panel` on.
+    def run(self, count: Expr, source: Rows, matrix: Expr, first_panel: Expr, panels: Expr) -> None:
+        """Fill `sums` for rows 0 … count − 1 of `source` and `panels` panels of a matrix from `first_panel` on.
 
-        `stack_panel` is the first panel of the matrix in its stack; panels past the matrix repeat its last one.
+        Panels past the matrix, which complete a register tile, repeat its last one.
         """
-        weight, sizes = self.weights[0], self.sizes
-        columns = weight.columns
+        sizes, columns, streams = self.sizes, self.weights[0].columns, len(self.weights)
         with tir.loop(count * (self.width // LANES)) as i:
             tir.put(self.sums, i * LANES, tir.const(0.0, LANES))
         with tir.loop(-(-columns // sizes.depth)) as chunk:
-            start = chunk * sizes.depth
-            left = tir.minimum(tir.i64(sizes.depth), tir.i64(columns) - start)
-            length = tir.i64(columns) if columns < sizes.depth else left if columns % sizes.depth else sizes.depth
+            start = tir.let(chunk * sizes.depth)
+            length: Expr = min(columns, sizes.depth)
+            if columns % length:
+                length = tir.let(tir.minimum(tir.i64(length), tir.i64(columns) - start))
             self._copy_rows(count, source, start, length)
-            unit = max(sizes.panels, len(self.weights))
-            per_matrix = unit // len(self.weights)
-            with tir.loop((panels + (per_matrix - 1)) // per_matrix) as u:
+            unit = max(sizes.panels, streams)
+            with tir.loop((panels + (unit // streams - 1)) // (unit // streams)) as u:
                 for first in range(0, unit, sizes.panels):
                     for j in range(sizes.panels):
-                        part = self.weights[(first + j) % len(self.weights)]
-                        panel = first_panel + u * per_matrix + (first + j) // len(self.weights)
-                        inside = tir.minimum(panel, tir.i64(part.panels - 1))
-                        self._decode(part, stack_panel + inside, start, length, j)
-                    self._multiply(count, (u * unit + first) * LANES, length)
+                        weight = self.weights[(first + j) % streams]
+                        panel = tir.let(first_panel + u * (unit // streams) + (first + j) // streams)
+                        inside = tir.let(tir.minimum(panel, tir.i64(weight.panels - 1)))
+                        self._decode(weight, weight.panel_of(matrix, inside), start, length, j)
+                    self._multiply(count, tir.let((u * unit + first) * LANES), length)
 
     def _copy_rows(self, count: Expr, source: Rows, start: Expr, length: Expr) -> None:
         factor = self.weights[0].activation_factor
@@ -224,7 +272,7 @@ class Tile:
 
             _each(length, self.weights[0].columns, copy)
 
-    def _decode(self, weight: Weight, panel: Expr, start: Expr, length: Expr, slot: int) -> None:
+    def _decode(self, weight: Weight, panel: Panel, start: Expr, length: Expr, slot: int) -> None:
         """Panel `slot` of the register tile: [depth, panels of the tile, 16]."""
         step = self.sizes.panels * LANES
         if not weight.quantized:
@@ -240,28 +288,28 @@ class Tile:
 
     def _multiply(self, count: Expr, column: Expr, length: Expr) -> None:
         sizes = self.sizes
-        with tir.loop(count // sizes.rows) as block:
+        whole = tir.let(count // sizes.rows)
+        with tir.loop(whole) as block:
             self._register_tile(block * sizes.rows, sizes.rows, column, length)
-        done = count // sizes.rows * sizes.rows
+        done = tir.let(whole * sizes.rows)
         with tir.loop((count - done + (sizes.rest_rows - 1)) // sizes.rest_rows) as block:
             self._register_tile(done + block * sizes.rest_rows, sizes.rest_rows, column, length)
 
     def _register_tile(self, first_row: Expr, rows: int, column: Expr, length: Expr) -> None:
         width = self.sizes.panels
-
-        def place(row: int, j: int) -> Expr:
-            return (first_row + row) * self.width + column + j * LANES
-
-        sums = [[tir.local(tir.load(self.sums, place(r, j))) for j in range(width)] for r in range(rows)]
+        row = tir.let(first_row)
+        base, corner = tir.let(row * self._stride), tir.let(row * self.width + column)
+        places = [[corner + (r * self.width + j * LANES) for j in range(width)] for r in range(rows)]
+        sums = [[tir.local(tir.load(self.sums, place)) for place in line] for line in places]
         with tir.loop(length) as k:
             columns = [tir.let(tir.load(self._panels, k * (width * LANES) + j * LANES)) for j in range(width)]
             for r in range(rows):
-                value = tir.let(tir.splat(self._rows[(first_row + r) * self._stride + k], LANES))
+                value = tir.let(tir.splat(self._rows[base + k + r * self._stride], LANES))
                 for j in range(width):
                     sums[r][j].set(tir.fma(value, columns[j], sums[r][j].value))
-        for r in range(rows):
-            for j in range(width):
-                tir.put(self.sums, place(r, j), sums[r][j].value)
+        for line, totals in zip(places, sums, strict=True):
+            for place, total in zip(line, totals, strict=True):
+                tir.put(self.sums, place, total.value)
 
 
 def _each(length: Expr, columns: int, body: Callable[[Expr, int], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from v41c.codegen.cpu import gemm, tir
+from v41c.codegen.cpu import gemm, layouts, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.tir import Expr
 from v41c.codegen.kernel import CpuKernel
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from v41c.targets.target import Target
 
 
-def weight_layouts(dtype: DType, weight: int, scale: int, groups: int = 1) -> dict[int, str]:
-    """Layouts by operand index of a weight and, where its dtype has one, its scale."""
-    suffix = f":{groups}" if groups > 1 else ""
-    scales = {DType.F8E4M3: "block_scales", DType.F4E2M1: "row_scales"}
+def weight_layouts(target: Target, kind: TensorType, weight: int, scale: int, groups: int = 1) -> dict[int, str]:
+    """Layouts by operand index of a weight [.., M, K] and, where its dtype has one, its scale."""
+    names = {DType.F8E4M3: "block_scales", DType.F4E2M1: "row_scales"}
+    strip = gemm.strip_panels(target, layouts.panels(int(kind.shape[-2]) // groups), kind.dtype in names)
+    suffix = f"{strip}:{groups}" if groups > 1 else f"{strip}"
     found = {weight: f"panels{suffix}"}
-    return found | {scale: scales[dtype]} if dtype in scales else found
+    return found | {scale: f"{names[kind.dtype]}{suffix}"} if kind.dtype in names else found
 
 
 def product_kernel(
@@ -40,9 +41,8 @@ def product_kernel(
     rows, columns = (int(dim) for dim in weight.shape)
     rows //= groups
     tokens = bound_of(x.shape[0], bounds)
-    quantized = weight.dtype == DType.F8E4M3
-    if quantized and (columns % 32 or (groups > 1 and rows % 16)):
-        wanted = "K a multiple of 32 and, in groups, M of 16"
+    if weight.dtype == DType.F8E4M3 and (columns % 32 or (groups > 1 and rows % 32)):
+        wanted = "K and, in groups, M multiples of 32"
         raise UnsupportedError(
             f"{op.name()} on {target.name}: fp8 weight: expected {wanted}, got M {rows}, K {columns}"
         )
@@ -51,11 +51,15 @@ def product_kernel(
         packed = gemm.Weight(weight.dtype, rows, columns, body.operands[1], body.operands[2], target)
         (_Token if tokens <= 1 else _Chunk)(body, packed, groups, body.size(x.shape[0]), tokens).emit()
 
-    layouts = weight_layouts(weight.dtype, 1, 2, groups)
-    if groups > 1 and quantized:
-        # panels of whole groups are panels of the whole matrix when M is a multiple of 16
-        layouts[1] = "panels"
-    return build_kernel(emit, op, operands, results, bounds, layouts=layouts, storage={1: gemm.WORDS[weight.dtype]})
+    return build_kernel(
+        emit,
+        op,
+        operands,
+        results,
+        bounds,
+        layouts=weight_layouts(target, weight, 1, 2, groups),
+        storage={1: gemm.WORDS[weight.dtype]},
+    )
 
 
 class _Product:
@@ -77,28 +81,27 @@ class _Token(_Product):
 
     def emit(self) -> None:
         weight = self.weight
-        take = gemm.dot_panels(weight.target, weight.panels)
-        tasks = -(-weight.panels // take)
+        whole, rest = divmod(weight.panels, weight.strip)
+        tasks = whole + (rest > 0)
         with tir.loop(self.count) as row, tir.parallel(self.groups * tasks, self.work) as task:
-            group, first = tir.let(task // tasks), tir.let(task % tasks * take)
+            group, strip = tir.let(task // tasks), tir.let(task % tasks)
 
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return self.source(row, group, index, lanes)
 
             x = gemm.widen_row(source, row, weight.columns, weight.activation_factor)
-            whole, rest = divmod(weight.panels, take)
-            with tir.when(first < whole * take):
-                self._panels(x, row, group, first, take)
+            with tir.when(strip < whole):
+                self._strip(x, row, group, strip, weight.strip)
             if rest:
-                with tir.when(first == whole * take):
-                    self._panels(x, row, group, first, rest)
+                with tir.when(strip == whole):
+                    self._strip(x, row, group, strip, rest)
 
-    def _panels(self, x: Expr, row: Expr, group: Expr, first: Expr, count: int) -> None:
+    def _strip(self, x: Expr, row: Expr, group: Expr, strip: Expr, width: int) -> None:
         weight = self.weight
-        base = group * weight.panels + first
-        sums = gemm.dot([(weight, base + j) for j in range(count)], x, 0)
+        sums = gemm.dot(weight, weight.strip_of(group, strip, width), x)
         for j, total in enumerate(sums):
-            gemm.store_panel(self.body.results[0], self.out(row, group), first + j, weight.rows, total.value)
+            panel = strip * weight.strip + j
+            gemm.store_panel(self.body.results[0], self.out(row, group), panel, weight.rows, total.value)
 
 
 class _Chunk(_Product):
@@ -122,7 +125,7 @@ class _Chunk(_Product):
                 return self.source(start + row, group, index, lanes)
 
             tile = gemm.Tile(sizes, [weight])
-            tile.run(count, source, first, panels, group * weight.panels)
+            tile.run(count, source, group, first, panels)
             with tir.loop(count) as row, tir.loop(panels) as j:
                 value = tir.load(tile.sums, row * tile.width + j * tir.LANES)
                 gemm.store_panel(self.body.results[0], self.out(start + row, group), first + j, weight.rows, value)
