@@ -42,10 +42,11 @@ class Library:
     """A built kernel library. `call` takes a kernel's buffers in order, then its dimensions by name."""
 
     def __init__(self, kernels: Sequence[CpuKernel], target: Target) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="v41c-test-")
-        path = Path(self._folder.name, "kernels.so")
-        build_library(kernels, target, path)
-        self.handle = ctypes.CDLL(str(path))
+        # a loaded library does not need its file
+        with tempfile.TemporaryDirectory(prefix="v41c-test-") as folder:
+            path = Path(folder, "kernels.so")
+            build_library(kernels, target, path)
+            self.handle = ctypes.CDLL(str(path))
         self.handle.v41c_run.restype = ctypes.c_int64
         self.handle.v41c_last_error.restype = ctypes.c_char_p
 
