@@ -65,6 +65,11 @@ class Weight:
         return strip_panels(self.target, self.panels, self.quantized)
 
     @property
+    def strips(self) -> int:
+        """Strips of one matrix."""
+        return -(-self.panels // self.strip)
+
+    @property
     def quantized(self) -> bool:
         """Whether elements come four to a word and are scaled."""
         return self.dtype in ("f8e4m3", "f4e2m1")
@@ -141,7 +146,9 @@ def strip_panels(target: Target, panels: int, quantized: bool) -> int:
     # of narrow registers, a panel takes two for sums and, if quantised, two for words and up to two for scales
     most = (2 if quantized else 4) if target.vector_registers < 32 else 8
     wanted = min(most, max(4, -(-panels // 8)))
-    return -(-panels // -(-panels // wanted))
+    even = -(-panels // -(-panels // wanted))
+    # whole groups of 32 outputs, which share a scale when they become the next product's input
+    return even + even % 2 if panels > 1 else 1
 
 
 def _lookup_e2m1(code: Expr) -> Expr:
@@ -176,6 +183,18 @@ def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Local]:
         with tir.loop(weight.columns) as k:
             word(k, k, [None] * len(panels))
     return sums
+
+
+def at_strip(weight: Weight, strip: Expr, body: Callable[[int], None]) -> None:
+    """`body(width)` for the strip of this number, whose width is known when the code is made."""
+    whole, rest = divmod(weight.panels, weight.strip)
+    if not rest:
+        body(weight.strip)
+        return
+    with tir.when(strip < whole):
+        body(weight.strip)
+    with tir.when(strip == whole):
+        body(rest)
 
 
 def widen_row(source: Rows, row: Expr, columns: int, factor: float) -> Buffer:
@@ -326,15 +345,28 @@ def _each(length: Expr, columns: int, body: Callable[[Expr, int], None]) -> None
 
 def store_panel(out: Buffer, base: Expr, panel: Expr, rows: int, value: Expr) -> None:
     """Store 16 outputs of a panel at out[base + 16 · panel], leaving out those past the matrix."""
+    _put_panel(base, panel, rows, value, lambda index, part: tir.store(out, index, part))
+
+
+def add_panel(out: Buffer, base: Expr, panel: Expr, rows: int, value: Expr) -> None:
+    """Add 16 outputs of a panel to f32 out[base + 16 · panel], leaving out those past the matrix."""
+
+    def add(index: Expr, part: Expr) -> None:
+        tir.store(out, index, tir.load(out, index, tir.lanes_of(part)) + part)
+
+    _put_panel(base, panel, rows, value, add)
+
+
+def _put_panel(base: Expr, panel: Expr, rows: int, value: Expr, put: Callable[[Expr, Expr], None]) -> None:
+    start, value = tir.let(base + panel * LANES), tir.let(value)
     rest = rows % LANES
     if not rest:
-        tir.store(out, base + panel * LANES, value)
+        put(start, value)
         return
-    value = tir.let(value)
     with tir.when(panel < rows // LANES):
-        tir.store(out, base + panel * LANES, value)
+        put(start, value)
     with tir.when(panel == rows // LANES):
         spill = tir.scratch(LANES)
         tir.put(spill, 0, value)
         with tir.loop(rest) as lane:
-            tir.store(out, base + panel * LANES + lane, tir.load(spill, lane, 1))
+            put(start + lane, tir.load(spill, lane, 1))

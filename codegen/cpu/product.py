@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from v41c.codegen.cpu import gemm, layouts, tir
@@ -81,20 +82,14 @@ class _Token(_Product):
 
     def emit(self) -> None:
         weight = self.weight
-        whole, rest = divmod(weight.panels, weight.strip)
-        tasks = whole + (rest > 0)
-        with tir.loop(self.count) as row, tir.parallel(self.groups * tasks, self.work) as task:
-            group, strip = tir.let(task // tasks), tir.let(task % tasks)
+        with tir.loop(self.count) as row, tir.parallel(self.groups * weight.strips, self.work) as task:
+            group, strip = tir.let(task // weight.strips), tir.let(task % weight.strips)
 
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return self.source(row, group, index, lanes)
 
             x = gemm.widen_row(source, row, weight.columns, weight.activation_factor)
-            with tir.when(strip < whole):
-                self._strip(x, row, group, strip, weight.strip)
-            if rest:
-                with tir.when(strip == whole):
-                    self._strip(x, row, group, strip, rest)
+            gemm.at_strip(weight, strip, partial(self._strip, x, row, group, strip))
 
     def _strip(self, x: Expr, row: Expr, group: Expr, strip: Expr, width: int) -> None:
         weight = self.weight

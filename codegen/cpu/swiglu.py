@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.sparse import Types, required
-from v41c.codegen.cpu.tir import Expr, clamp, const, each, let, load, minimum, parallel, product, sigmoid, store
+from v41c.codegen.cpu.tir import Expr, clamp, const, each, let, load, minimum, parallel, product, silu, store
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.swiglu import Swiglu
 from v41c.ir.types import TensorType
@@ -31,7 +31,7 @@ def kernel(
             def activate(i: Expr, lanes: int) -> None:
                 g = let(minimum(load(gate, start + i, lanes), const(op.limit, lanes)))
                 v = clamp(load(up, start + i, lanes), op.limit)
-                store(out, start + i, product(product(g, sigmoid(g)), v))
+                store(out, start + i, product(silu(g), v))
 
             each(width, activate)
 

@@ -394,6 +394,13 @@ def sigmoid(x: Expr) -> Expr:
     return const(1.0, lanes) / (const(1.0, lanes) + exp(const(0.0, lanes) - x))
 
 
+def silu(x: Expr) -> Expr:
+    """x / (1 + e^−x)."""
+    lanes = lanes_of(x)
+    x = let(x)
+    return x / (const(1.0, lanes) + exp(const(0.0, lanes) - x))
+
+
 # ---- number formats --------------------------------------------------------------------------------------------------
 
 

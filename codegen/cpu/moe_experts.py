@@ -1,0 +1,260 @@
+"""The routed experts: gate and up products, activation, down product, summed per token (`ir.ops.moe_experts`).
+
+Few tokens take their experts one after another, reading each weight straight into multiply-adds. Many are sorted by
+expert first, and every expert multiplies all its rows at once. Both give the same bits: each product is one chain
+over k, and a token's outputs are added in ascending expert order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tvm.script.ir_builder import tirx as T
+
+from v41c.codegen.cpu import gemm, quantize, tir
+from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.product import weight_layouts
+from v41c.codegen.cpu.sparse import Types, required
+from v41c.codegen.cpu.tir import LANES, Buffer, Expr
+from v41c.codegen.kernel import CpuKernel
+from v41c.errors import UnsupportedError
+from v41c.ir import formats
+from v41c.ir.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from v41c.ir.ops.moe_experts import MoeExperts
+    from v41c.targets.target import Target
+
+
+def kernel(
+    op: MoeExperts, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+) -> CpuKernel:
+    """out f32 [T, D] of x [T, D], ids and weights [T, k], stacks w1, w3 [E, M, D] and w2 [E, D, M]."""
+    x, ids, w1, w2 = required(operands, 0, 1, 3, 5)
+    experts, inner, width = (int(dim) for dim in w1.shape)
+    quantized = w1.dtype in (DType.F8E4M3, DType.F4E2M1)
+    group = formats.FORMATS[op.format].group if op.format != "none" else 1
+    if (quantized and (inner % 32 or width % 32)) or inner % group:
+        wanted = "widths that are multiples of 32"
+        raise UnsupportedError(f"moe_experts on {target.name}: {w1}: expected {wanted}, got M {inner}, D {width}")
+    tokens, chosen = bound_of(x.shape[0], bounds), int(ids.shape[1])
+    layouts: dict[int, str] = {}
+    for weight, kind in ((3, w1), (4, w1), (5, w2)):
+        layouts |= weight_layouts(target, kind, weight, weight + 3)
+
+    def emit(body: Body) -> None:
+        _Experts(op, body, body.size(x.shape[0]), tokens, chosen, (experts, inner, width), w1.dtype, target).emit()
+
+    words = gemm.WORDS[w1.dtype]
+    scratch = tokens * chosen * inner + (_table_words(experts, tokens * chosen) if tokens > 1 else 0)
+    return build_kernel(
+        emit,
+        op,
+        operands,
+        results,
+        bounds,
+        scratch_words=max(1, scratch),
+        layouts=layouts,
+        storage={3: words, 4: words, 5: words},
+    )
+
+
+def _table_words(experts: int, pairs: int) -> int:
+    """Workspace words of the dispatch tables: first place of each expert and its end, cursors, pairs by place."""
+    return -(-(2 * experts + 1 + pairs) // LANES) * LANES
+
+
+class _Experts:
+    def __init__(
+        self,
+        op: MoeExperts,
+        body: Body,
+        count: Expr,
+        tokens: int,
+        chosen: int,
+        sizes: tuple[int, int, int],
+        dtype: DType,
+        target: Target,
+    ) -> None:
+        self.experts, self.inner, self.width = sizes
+        self.op, self.count, self.tokens, self.chosen, self.target = op, count, tokens, chosen, target
+        self.x, self.ids, self.gains = body.operands[:3]
+        self.out = body.results[0]
+        self.bf16 = self.x.dtype == "uint16"
+        shapes = ((self.inner, self.width), (self.inner, self.width), (self.width, self.inner))
+        self.w1, self.w3, self.w2 = (
+            gemm.Weight(dtype, rows, columns, body.operands[3 + i], body.operands[6 + i], target)
+            for i, (rows, columns) in enumerate(shapes)
+        )
+        self.table, self.hidden = body.integers, body.words
+        self.hidden_start = _table_words(self.experts, tokens * chosen) if tokens > 1 else 0
+        self.work = max(1, tokens) * chosen * 3 * self.inner * self.width
+
+    def emit(self) -> None:
+        """Both ways, chosen by the number of tokens; a kernel for single tokens has only the first."""
+        if self.tokens <= 1:
+            self._one_by_one()
+            return
+        # one by one reads a weight again for each token that wants it; sorting pays once experts are shared
+        alone = tir.select(self.count <= 1, tir.i64(1), tir.i64(0))
+        few = tir.let(tir.select(self.count * (2 * self.chosen) <= self.experts, tir.i64(1), alone))
+        with tir.when(few == 1):
+            self._one_by_one()
+        with tir.when(few == 0):
+            self._by_expert()
+
+    def _rounded(self, value: Expr) -> Expr:
+        return tir.bf16(value) if self.bf16 else value
+
+    def _activate(self, gates: list[Expr], ups: list[Expr], gain: Expr) -> list[Expr]:
+        """The input of the last product from whole groups of 16 outputs of the first two."""
+        limit = self.op.limit
+        hidden = []
+        for gate, up in zip(gates, ups, strict=True):
+            g = tir.let(tir.minimum(tir.const(limit, LANES), tir.let(self._rounded(gate))))
+            v = tir.let(tir.clamp(tir.let(self._rounded(up)), limit))
+            value = tir.product(tir.product(tir.silu(g), v), tir.splat(gain, LANES))
+            hidden.append(tir.let(self._rounded(value)))
+        if self.op.format == "none":
+            return hidden
+        format = formats.FORMATS[self.op.format]
+        each = format.group // LANES
+        groups = [hidden[i : i + each] for i in range(0, len(hidden), each)]
+        return [tir.let(value) for group in groups for value in quantize.round_trip(group, format)]
+
+    def _hidden_at(self, place: Expr) -> Expr:
+        """Index of row `place` of the hidden activations."""
+        return place * self.inner + self.hidden_start
+
+    # -- few tokens ----------------------------------------------------------------------------------------------------
+
+    def _one_by_one(self) -> None:
+        with tir.loop(self.count) as token:
+            first = tir.let(token * self.chosen)
+            with tir.parallel(self.chosen * self.w1.strips, self.work) as task:
+                place, strip = tir.let(first + task // self.w1.strips), tir.let(task % self.w1.strips)
+                x = gemm.widen_row(self._source, token, self.width, self.w1.activation_factor)
+                gemm.at_strip(self.w1, strip, partial(self._hidden_strip, x, place, strip))
+            with tir.parallel(self.w2.strips, self.work) as strip:
+                gemm.at_strip(self.w2, strip, partial(self._output_strip, token, first, strip))
+
+    def _source(self, row: Expr, index: Expr, lanes: int) -> Expr:
+        return tir.load(self.x, row * self.width + index, lanes)
+
+    def _hidden_strip(self, x: Buffer, place: Expr, strip: Expr, width: int) -> None:
+        expert = tir.let(tir.i64(self.ids[place]))
+        # one weight after the other: a thread streams best from one place
+        gates, ups = (gemm.dot(w, w.strip_of(expert, strip, width), x) for w in (self.w1, self.w3))
+        hidden = self._activate([s.value for s in gates], [s.value for s in ups], self.gains[place])
+        for j, value in enumerate(hidden):
+            panel = strip * self.w1.strip + j
+            gemm.store_panel(self.hidden, self._hidden_at(place), panel, self.inner, value)
+
+    def _output_strip(self, token: Expr, first: Expr, strip: Expr, width: int) -> None:
+        totals = [tir.local(tir.const(0.0, LANES)) for _ in range(width)]
+        factor = self.w2.activation_factor
+        with tir.loop(self.chosen) as j:
+            place = tir.let(first + j)
+            expert, start = tir.let(tir.i64(self.ids[place])), tir.let(self._hidden_at(place))
+
+            def source(row: Expr, index: Expr, lanes: int) -> Expr:
+                return tir.load(self.hidden, start + index, lanes)
+
+            x = gemm.widen_row(source, place, self.inner, factor)
+            for total, value in zip(totals, gemm.dot(self.w2, self.w2.strip_of(expert, strip, width), x), strict=True):
+                total.set(total.value + tir.let(self._rounded(value.value)))
+        for j, total in enumerate(totals):
+            gemm.store_panel(self.out, token * self.width, strip * self.w2.strip + j, self.width, total.value)
+
+    # -- many tokens ---------------------------------------------------------------------------------------------------
+
+    def _by_expert(self) -> None:
+        self._sort()
+        streams = [self.w1, self.w3]
+        # rows of an expert: all of them in the worst case, about its share in the usual one
+        rows = min(self.tokens, -(-2 * self.tokens * self.chosen // self.experts))
+        sizes = gemm.tiling(self.target, self.w1.panels * self.experts, rows, len(streams))
+        stretches = -(-self.w1.panels // sizes.task_panels)
+        with tir.parallel(self.experts * stretches, self.work) as task:
+            expert, first = tir.let(task // stretches), tir.let(task % stretches * sizes.task_panels)
+            tile = gemm.Tile(sizes, streams)
+            self._blocks(tile, expert, first, self._token_rows, self._store_hidden)
+        sizes = gemm.tiling(self.target, self.w2.panels, rows)
+        with tir.parallel(-(-self.w2.panels // sizes.task_panels), self.work) as task:
+            first = tir.let(task * sizes.task_panels)
+            self._clear(first, sizes.task_panels)
+            tile = gemm.Tile(sizes, [self.w2])
+            # ascending, so that each token's outputs add up in the order of its experts
+            with tir.loop(self.experts) as expert:
+                self._blocks(tile, expert, first, self._hidden_rows, self._add_output)
+
+    def _sort(self) -> None:
+        """Tables: starts of the experts' places, then cursors that end as their ends, then the pairs by place."""
+        table, experts = self.table, self.experts
+        pairs = tir.let(self.count * self.chosen)
+        with tir.loop(2 * experts + 1) as i:
+            tir.put(table, i, T.int32(0))
+        with tir.loop(pairs) as pair:
+            slot = tir.let(tir.i64(self.ids[pair]) + 1)
+            tir.put(table, slot, table[slot] + 1)
+        with tir.loop(experts) as expert:
+            start = tir.let(table[expert])
+            tir.put(table, expert + 1, table[expert + 1] + start)
+            tir.put(table, experts + 1 + expert, start)
+        with tir.loop(pairs) as pair:
+            cursor = tir.let(tir.i64(self.ids[pair]) + (experts + 1))
+            place = tir.let(table[cursor])
+            tir.put(table, tir.i64(place) + (2 * experts + 1), tir.cast(pair, "int32"))
+            tir.put(table, cursor, place + 1)
+
+    def _pair_at(self, place: Expr) -> Expr:
+        return tir.i64(self.table[place + (2 * self.experts + 1)])
+
+    def _blocks(self, tile: gemm.Tile, expert: Expr, first: Expr, rows: _Rows, finish: _Finish) -> None:
+        """The product of all rows of an expert with a task's panels, block by block."""
+        weight = tile.weights[0]
+        start = tir.let(tir.i64(self.table[expert]))
+        end = tir.let(tir.i64(self.table[expert + 1]))
+        panels = tir.let(tir.minimum(tir.i64(tile.sizes.task_panels), tir.i64(weight.panels) - first))
+        step = tile.sizes.task_rows
+        with tir.loop((end - start + (step - 1)) // step) as block:
+            base = tir.let(start + block * step)
+            count = tir.let(tir.minimum(tir.i64(step), end - base))
+            tile.run(count, partial(rows, base), expert, first, panels)
+            with tir.loop(count) as row:
+                finish(tile, row, tir.let(base + row), first, panels)
+
+    def _token_rows(self, base: Expr, row: Expr, index: Expr, lanes: int) -> Expr:
+        token = self._pair_at(base + row) // self.chosen
+        return tir.load(self.x, token * self.width + index, lanes)
+
+    def _hidden_rows(self, base: Expr, row: Expr, index: Expr, lanes: int) -> Expr:
+        return tir.load(self.hidden, self._hidden_at(base + row) + index, lanes)
+
+    def _store_hidden(self, tile: gemm.Tile, row: Expr, place: Expr, first: Expr, panels: Expr) -> None:
+        gain = tir.let(self.gains[self._pair_at(place)])
+        # a group of the round trip at a time; tiles take whole ones
+        each = 1 if self.op.format == "none" else formats.FORMATS[self.op.format].group // LANES
+        with tir.loop(panels // each) as unit:
+            base = tir.let(row * tile.width + unit * (2 * each * LANES))
+            sums = [[tir.load(tile.sums, base + (2 * j + s) * LANES) for j in range(each)] for s in range(2)]
+            for j, value in enumerate(self._activate(sums[0], sums[1], gain)):
+                panel = first + unit * each + j
+                gemm.store_panel(self.hidden, self._hidden_at(place), panel, self.inner, value)
+
+    def _add_output(self, tile: gemm.Tile, row: Expr, place: Expr, first: Expr, panels: Expr) -> None:
+        base = tir.let(self._pair_at(place) // self.chosen * self.width)
+        with tir.loop(panels) as j:
+            value = tir.let(self._rounded(tir.load(tile.sums, row * tile.width + j * LANES)))
+            gemm.add_panel(self.out, base, first + j, self.width, value)
+
+    def _clear(self, first: Expr, panels: int) -> None:
+        zero = tir.const(0.0, LANES)
+        with tir.loop(self.count) as token, tir.loop(panels) as j, tir.when(first + j < self.w2.panels):
+            gemm.store_panel(self.out, token * self.width, first + j, self.width, zero)
+
+
+_Rows = Callable[[Expr, Expr, Expr, int], Expr]
+_Finish = Callable[[gemm.Tile, Expr, Expr, Expr, Expr], None]

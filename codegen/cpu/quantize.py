@@ -1,0 +1,43 @@
+"""Quantisation of a group of values to a format and back, in registers (`ir.formats`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from v41c.codegen.cpu.tir import (
+    LANES,
+    Expr,
+    absolute,
+    clamp,
+    const,
+    join_lanes,
+    let,
+    maximum,
+    minimum,
+    power_of_two,
+    product,
+    round_e2m1,
+    round_e4m3,
+    scale_exponent,
+    splat,
+)
+from v41c.ir.formats import Format
+
+
+def round_trip(values: Sequence[Expr], format: Format) -> list[Expr]:
+    """The vectors of one group, each divided by the group's scale, rounded to the element type and multiplied again."""
+    values = [let(value) for value in values]
+    largest = let(absolute(values[0]))
+    for value in values[1:]:
+        largest = let(maximum(largest, let(absolute(value))))
+    amax = let(maximum(const(format.floor), let(join_lanes(largest, maximum))))
+    rounded = round_e4m3 if format.element_bits == 8 else round_e2m1
+    if format.power_of_two:
+        exponent = let(scale_exponent(amax, format.largest))
+        scale = let(splat(let(power_of_two(exponent)), LANES))
+        # the division by a power of two, exactly
+        inverse = let(splat(let(power_of_two(-exponent)), LANES))
+        return [product(rounded(clamp(value * inverse, format.largest)), scale) for value in values]
+    ratio = let(amax / const(format.largest))
+    scale = let(splat(let(round_e4m3(let(minimum(const(448.0), ratio)))), LANES))
+    return [product(rounded(clamp(value / scale, format.largest)), scale) for value in values]
