@@ -81,7 +81,7 @@ def judge_exact(subject: Subject, run: GoldenRun) -> list[Verdict]:
 def judge_layers(subject: Subject, run: GoldenRun) -> list[Verdict]:
     """Criterion 2."""
     tally = Tally(subject.name, run.name, 2)
-    for place, found, golden in _phases(trace(subject, run, _forced(subject, run)), run):
+    for place, found, golden in _phases(trace(subject, run, golden_inputs(subject, run)), run):
         agreeing = {
             name.removesuffix("experts"): ~differ(found[name], wanted)
             for name, wanted in golden.items()
@@ -221,8 +221,8 @@ def _same_inputs(found: Mapping[str, Array], ids: Array) -> Array:
     return same
 
 
-def _forced(subject: Subject, run: GoldenRun) -> GoldenRun:
-    """The golden tensors that enter layers."""
+def golden_inputs(subject: Subject, run: GoldenRun) -> GoldenRun:
+    """Of a run, the tensors that enter layers and sublayers, as the model holds them."""
 
     def entering(tensors: Mapping[str, Array]) -> dict[str, Array]:
         return {

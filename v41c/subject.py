@@ -99,12 +99,12 @@ class Notes:
 
 
 class EagerSubject:
-    """The eager model. `chunk`: tokens per step of `feed`, all at once when None."""
+    """The eager model. `chunk`: tokens per step of `feed`, all at once when None. `states` are the sequence's."""
 
     def __init__(self, model: Model, *, chunk: int | None = None) -> None:
         self._model = model
         self._chunk = chunk
-        self._states: dict[str, torch.Tensor] = {}
+        self.states: dict[str, torch.Tensor] = {}
         self._length = 0
 
     def grouped(self, chunk: int) -> EagerSubject:
@@ -128,7 +128,7 @@ class EagerSubject:
 
     def start(self, context: int) -> None:
         """Begin an empty sequence."""
-        self._states = self._model.new_states(1, context)
+        self.states = self._model.new_states(1, context)
         self._length = 0
 
     def feed(self, tokens: Array, look: Look) -> Array:
@@ -151,7 +151,7 @@ class EagerSubject:
         block[0] = token
         positions, zeros = self._places(len(block))
         with torch.inference_mode():
-            results = self._model.draft(block, positions, zeros, zeros, self._states, _recorder(look, 0))
+            results = self._model.draft(block, positions, zeros, zeros, self.states, _recorder(look, 0))
         logits, drafts, confidence = (result.numpy() for result in results)
         return Drafted(logits, drafts, confidence[:, 0])
 
@@ -163,9 +163,9 @@ class EagerSubject:
         ids = torch.from_numpy(np.asarray(tokens, np.int32))
         with torch.inference_mode():
             record = _recorder(look, row)
-            logits, hidden = self._model.step(ids, positions, zeros, zeros, rows, self._states, record)
+            logits, hidden = self._model.step(ids, positions, zeros, zeros, rows, self.states, record)
             if hidden is not None:
-                self._model.draft_context(hidden, positions, zeros, self._states)
+                self._model.draft_context(hidden, positions, zeros, self.states)
         self._length += len(tokens)
         return logits.numpy()
 
