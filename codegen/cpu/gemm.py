@@ -225,17 +225,25 @@ class Tiling:
     depth: int
 
 
-def tiling(target: Target, panels: int, tokens: int, streams: int = 1) -> Tiling:
-    """Sizes for a product with so many panels (of each of `streams` matrices) and at most so many rows."""
+def tiling(target: Target, panels: int, tokens: int, streams: int = 1, all_panels: bool = False) -> Tiling:
+    """Sizes for a product with so many panels of each of `streams` matrices and at most so many rows.
+
+    `all_panels` gives a task every panel of its rows.
+    """
     wide = target.vector_registers >= 32
     rows, rest_rows, tile_panels = (12, 4, 2) if wide else (6, 3, 1)
     # a block of rows x depth stays in half of the second-level cache beside the sums and the panels
     depth = 256
     task_rows = max(rows, target.l2_bytes // 4 // (depth * 4) // rows * rows)
-    task_panels = 8 // streams
-    while task_panels > 2 and -(-panels // task_panels) * -(-tokens // task_rows) < 8:
+    task_panels = -(-panels // tile_panels) * tile_panels if all_panels else 8 // streams
+
+    def tasks() -> int:
+        return -(-panels // task_panels) * -(-tokens // task_rows)
+
+    # enough tasks for the threads, first from narrower, then from shorter blocks
+    while not all_panels and task_panels > 2 and tasks() < 8:
         task_panels //= 2
-    while task_rows > 4 * rows and -(-panels // task_panels) * -(-tokens // task_rows) < 8:
+    while task_rows > 4 * rows and tasks() < 8:
         task_rows = max(4 * rows, task_rows // 2 // rows * rows)
     return Tiling(rows, rest_rows, tile_panels, task_rows, task_panels, depth)
 
