@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
-from v41c.codegen.cpu import gemm
 from v41c.codegen.cpu.frame import Body, build_kernel
-from v41c.codegen.cpu.sparse import Types, array, required, round_up
+from v41c.codegen.cpu.sparse import Types, array, broadcast, registers, required, round_up
 from v41c.codegen.cpu.tir import (
     LANES,
     Expr,
@@ -22,6 +21,7 @@ from v41c.codegen.cpu.tir import (
     cast,
     const,
     each,
+    fma,
     i64,
     iconst,
     join_lanes,
@@ -44,26 +44,26 @@ from v41c.ir.types import TensorType
 if TYPE_CHECKING:
     from v41c.targets.target import Target
 
-TASKS = 64
+TASKS = 64  # that share the panels of a head
 _NO_TOKEN = (1 << 31) - 1
 
 
 def kernel(
     op: MarkovChain, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
 ) -> CpuKernel:
-    """The kernel; the head is stored in panels."""
+    """The kernel; the head is stored in panels, in strips of as many as are multiplied side by side."""
     logits_type, head_type = required(operands, 0, 4)
     vocabulary, rank = (int(dim) for dim in head_type.shape)
     panels = -(-vocabulary // LANES)
-    step = gemm.dot_panels(target, panels)
-    per_task = -(-panels // (TASKS * step)) * step
-    tasks = -(-panels // per_task)
+    step = min(panels, 8 if target.vector_registers >= 32 else 4)
+    strips = -(-panels // step)
+    per_task = -(-strips // TASKS)
+    tasks = -(-strips // per_task)
     values = round_up(rank)
 
     def emit(body: Body) -> None:
         logits, tokens, starts, embed, head = body.operands
         out, inputs, drafts = body.results
-        weight = gemm.Weight(head_type.dtype, vocabulary, rank, head, None, target)
         with loop(body.size(logits_type.shape[0])) as row:
             token = local(tokens[row])
             with when(T.NE(cast(starts[row], "int64"), row)):
@@ -74,11 +74,18 @@ def kernel(
             start = let(row * vocabulary)
             with parallel(tasks, vocabulary * rank) as task:
                 best = _Best()
-                with loop(per_task // step) as part:
-                    first = let(task * per_task + part * step)
-                    # panels past the last repeat it: the same sums, stored twice
-                    chosen = [let(T.min(first + j, i64(panels - 1))) for j in range(step)]
-                    sums = gemm.dot([(weight, panel) for panel in chosen], body.words, T.int64(0))
+                with loop(per_task) as part:
+                    # strips past the last repeat it, and so do panels within it: the same sums, stored again
+                    first = let(T.min(task * per_task + part, i64(strips - 1)) * step)
+                    width = let(T.min(i64(step), i64(panels) - first))
+                    places = [let(T.min(i64(j), width - 1)) for j in range(step)]
+                    sums = registers(step)
+                    with loop(rank) as k:
+                        factor = let(broadcast(body.words, k))
+                        row_start = let(first * rank + k * width)
+                        for place, total in zip(places, sums, strict=True):
+                            total.set(fma(factor, load(head, (row_start + place) * LANES), total.value))
+                    chosen = [let(first + place) for place in places]
                     for panel, total in zip(chosen, sums, strict=True):
                         _add_panel(logits, out, start, panel, vocabulary, total.value, best)
                 highest = let(join_lanes(best.value.value, maximum))
@@ -101,8 +108,7 @@ def kernel(
         results,
         bounds,
         scratch_words=values + 2 * tasks,
-        layouts={4: "panels"},
-        storage={4: gemm.WORDS[head_type.dtype]},
+        layouts={4: f"panels{step}"},
     )
 
 

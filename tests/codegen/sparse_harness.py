@@ -1,0 +1,125 @@
+"""Operations on torch tensors through their CPU kernels: types made symbolic, weights packed, outputs poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.codegen.harness import Array, Library, aligned, poisoned
+from v41c.codegen.cpu import kernel_for, layouts
+from v41c.codegen.kernel import CpuKernel
+from v41c.ir.op import Op
+from v41c.ir.torch_types import type_of
+from v41c.ir.types import TensorType
+from v41c.targets.target import Target
+
+Operands = tuple[Tensor | None, ...]
+
+#: operands whose sizes are fixed
+_WEIGHTS = {"sink", "bias", "image_bias", "table", "scale", "embed", "head", "q_weight", "k_weight"}
+#: symbolic leading sizes of states
+_STATES = {
+    "window": ("S",),
+    "partial": ("S",),
+    "history": ("S",),
+    "cache": ("S", "C"),
+    "compressed": ("S", "C"),
+    "keys": ("S", "C"),
+}
+
+
+def symbolic_types(op: Op, operands: Operands) -> tuple[tuple[TensorType | None, ...], dict[str, int]]:
+    """Operand types with the sizes that change made symbolic, and the sizes."""
+    types: list[TensorType | None] = []
+    sizes: dict[str, int] = {}
+    for declared, operand in zip(op.operands(), operands, strict=True):
+        if operand is None:
+            types.append(None)
+            continue
+        kind = type_of(operand)
+        names = _STATES.get(declared.name, () if declared.name in _WEIGHTS else ("T",))
+        sizes |= {name: int(size) for name, size in zip(names, kind.shape, strict=False)}
+        types.append(TensorType(kind.dtype, (*names, *kind.shape[len(names) :])))
+    return tuple(types), sizes
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The kernel of an operation for operands like these, at most `tokens` of them."""
+
+    op: Op
+    types: tuple[TensorType | None, ...]
+    kernel: CpuKernel
+
+    @classmethod
+    def of(cls, op: Op, operands: Operands, target: Target, tokens: int) -> Subject:
+        """The kernel for `target`; every other size is bounded by what the operands have."""
+        types, sizes = symbolic_types(op, operands)
+        bounds = {name: max(size, 1) for name, size in sizes.items()} | {"T": tokens}
+        return cls(op, types, kernel_for(op, types, op.infer_results(types), target, bounds))
+
+    def call(self, library: Library, operands: Operands) -> tuple[Tensor, ...]:
+        """States, updated, then the other results. The operands stay as they are."""
+        _, sizes = symbolic_types(self.op, operands)
+        inputs = {
+            declared.name: self._packed(i, _bytes(operand), operand)
+            for i, (declared, operand) in enumerate(zip(self.op.operands(), operands, strict=True))
+            if operand is not None
+        }
+        kinds = [kind.bind(sizes) for kind in self.op.infer_results(self.types)]
+        states = self.op.states
+        outputs = [poisoned([int(dim) for dim in kind.shape], kind.dtype) for kind in kinds[len(states) :]]
+        library.call(self.kernel, [*inputs.values(), *outputs], sizes)
+        arrays = [*(inputs[name] for name in states), *outputs]
+        return tuple(_tensor(array, kind) for array, kind in zip(arrays, kinds, strict=True))
+
+    def _packed(self, index: int, array: Array, operand: Tensor) -> Array:
+        layout = self.kernel.layouts.get(index)
+        return array if layout is None else aligned(layouts.pack(layout, array, type_of(operand).dtype))
+
+
+def build(subjects: Iterable[Subject], target: Target) -> Library:
+    """A library of the kernels of some subjects."""
+    return Library([subject.kernel for subject in subjects], target)
+
+
+def reference(op: Op, operands: Operands) -> tuple[Tensor, ...]:
+    """What the operation means, computed on copies."""
+    results = op.reference(*(None if operand is None else operand.clone() for operand in operands))
+    return results if isinstance(results, tuple) else (results,)
+
+
+def rows_of(op: Op, operands: Operands, rows: slice | Sequence[int]) -> Operands:
+    """Operands with some of the tokens only; states and weights whole."""
+    return tuple(
+        operand if operand is None or declared.name in _WEIGHTS or declared.name in _STATES else operand[rows]
+        for declared, operand in zip(op.operands(), operands, strict=True)
+    )
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    """Equal type, shape and bits."""
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+    )
+
+
+def _bytes(tensor: Tensor) -> Array:
+    tensor = tensor.contiguous()
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    elif tensor.element_size() == 1:
+        tensor = tensor.view(torch.uint8)
+    array: Array = tensor.numpy()
+    return aligned(array.view("u2") if tensor.dtype == torch.int16 else array)
+
+
+def _tensor(array: Array, kind: TensorType) -> Tensor:
+    views = {"bf16": torch.bfloat16, "bool": torch.bool, "f8e4m3": torch.float8_e4m3fn}
+    tensor = torch.from_numpy(array.view("i2") if kind.dtype == "bf16" else array)
+    return tensor.view(views[kind.dtype]) if kind.dtype in views else tensor
