@@ -2,7 +2,8 @@
 
 One declaration serves both. While tracing, operations are opaque torch operators whose schema is derived from the
 declaration (operands from `infer`, attributes from the fields, written states as mutable operands) and whose shape
-function is `infer` itself. They have no kernel: a trace runs on fake tensors only.
+function is `infer` itself. A trace runs on fake tensors only; what `opaque` leaves out of torch.compile's graphs
+computes with its reference.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from v41c.ir.torch_types import torch_dtype, type_of
 
 NAMESPACE = "v41c"
 _tracing = False
+_opaque: frozenset[type[Op]] = frozenset()
 
 
 @contextlib.contextmanager
@@ -36,10 +38,31 @@ def tracing() -> Iterator[None]:
         _tracing = False
 
 
+@contextlib.contextmanager
+def opaque(left_out: frozenset[type[Op]]) -> Iterator[None]:
+    """Within this context, these operations are single torch operators that call their references.
+
+    torch.compile then sees one graph where their Python depends on data. What it compiled runs within the same set
+    of operations only.
+    """
+    global _opaque
+    for op_type in left_out:
+        _give_kernel(op_type.name())
+    _opaque = left_out
+    try:
+        yield
+    finally:
+        _opaque = frozenset()
+
+
 def apply(op: Op, *operands: Tensor | None) -> Any:
     """The results of `op` that are not states: a tensor, a tuple of tensors, or None. States change in place."""
-    if _tracing:
+    if _tracing or type(op) in _opaque:
         return getattr(getattr(torch.ops, NAMESPACE), op.name())(*operands, *_flat_attributes(op))
+    return _compute(op, *operands)
+
+
+def _compute(op: Op, *operands: Tensor | None) -> Any:
     results = op.reference(*operands)
     if not op.states:
         return results
@@ -76,13 +99,26 @@ def _library() -> torch.library.Library:
     return library
 
 
-def _fake(op_type: type[Op]) -> Any:
+def _split(op_type: type[Op], arguments: tuple[Any, ...]) -> tuple[Op, tuple[Any, ...]]:
+    """The operation and its operands, from the arguments of its torch operator."""
     operands, attributes = len(op_type.operands()), [field.name for field in dataclasses.fields(op_type)]
+    return op_type.from_attributes(dict(zip(attributes, arguments[operands:], strict=True))), arguments[:operands]
 
+
+@cache
+def _give_kernel(name: str) -> None:
+    op_type = op_types()[name]
+
+    def compute(*arguments: Any) -> Any:
+        op, operands = _split(op_type, arguments)
+        return _compute(op, *operands)
+
+    torch.library.impl(f"{NAMESPACE}::{name}", "CPU", compute, lib=_library())
+
+
+def _fake(op_type: type[Op]) -> Any:
     def shapes(*arguments: Any) -> Any:
-        values = dict(zip(attributes, arguments[operands:], strict=True))
-        op = op_type.from_attributes(values)
-        given = arguments[:operands]
+        op, given = _split(op_type, arguments)
         types = op.infer_results(tuple(None if tensor is None else type_of(tensor) for tensor in given))
         # while tracing, dimensions are torch's own symbolic sizes
         results = tuple(torch.empty(t.shape, dtype=torch_dtype(t.dtype)) for t in types[len(op.states) :])  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ class Model(nn.Module):
 
         The second result [T, targets·D] is None without a draft head.
         """
-        step = self._step(tokens, positions, slots, first, states, record)
+        step = self.new_step(tokens, positions, slots, first, states, record)
         stream, mix = self.embed_tokens(step)
         stream, mix, taps = self.run_layers(stream, mix, step)
         if self.config.has_engram:
@@ -165,15 +165,16 @@ class Model(nn.Module):
         step.tables[0, 0] = apply(self.rope_table(0, 0), positions)
         return step
 
-    def _step(
+    def new_step(
         self,
         tokens: Tensor,
         positions: Tensor,
         slots: Tensor,
         first: Tensor,
         states: dict[str, Tensor],
-        record: Record,
+        record: Record = ignore,
     ) -> Step:
+        """What the layers of the backbone read of a step."""
         c = self.config
         step = self._bare_step(tokens, positions, slots, first, states, record)
         for ratio in sorted(set(c.compress_ratios[: c.n_layers]) - {0}):

@@ -286,6 +286,33 @@ def _hide(text: str) -> None:
     pass
 
 
+@cli.command(short_help="Hold an engine against the eager model or golden tensors.")
+@_engine
+@click.option("--against", type=click.Choice(["eager"]), default="eager", show_default=True)
+@click.option("--golden", type=click.Path(path_type=Path), help="A folder of golden tensors to compare with instead.")
+@_checkpoint
+@_json
+def compare(engine: Path, against: str, golden: Path | None, checkpoint: Path | None, as_json: bool) -> None:
+    """Show how far ENGINE is from the eager model, layer by layer, beside the noise floor.
+
+    With --golden, judge the engine and the eager model by the criteria of golden tensors: exit code 1 when one fails.
+    ENGINE may then be a checkpoint folder as well, whose eager model is judged in both arithmetics.
+
+    \b
+    Examples:
+      v41c compare e
+      v41c compare e --checkpoint m --json
+      v41c compare e --golden tests/data/golden/case_00
+    """
+    from v41c.compare import compare
+
+    with progress() as show:
+        report = compare(engine, against, golden, checkpoint, progress=show)
+    _emit(report, as_json)
+    if not report.passed:
+        raise click.exceptions.Exit(1)
+
+
 @cli.command(short_help="Show what an engine is made of.")
 @_engine
 @click.option("--graph", help="Only this graph: encoder, decoder, …")
