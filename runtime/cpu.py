@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from v41c.errors import ArtifactError, ContextError
-from v41c.manifest import BufferEntry, Command, Program
+from v41c.manifest import BufferEntry, Program
 from v41c.runtime.artifact import Engine
 from v41c.runtime.bounds import bind
 from v41c.runtime.states import NUMPY, Array, States, aligned_bytes
@@ -80,9 +80,9 @@ class Library:
         text: bytes = self._last_error() or b""
         return " ".join(text.decode(errors="replace").split())
 
-    def run(self, commands: npt.NDArray[np.void]) -> int:
+    def run(self, address: int, count: int) -> int:
         """Run commands in order: 0, or the number (from 1) of the first that failed. Other threads run meanwhile."""
-        return int(self._run(commands.ctypes.data, len(commands)))
+        return int(self._run(address, count))
 
 
 class CpuDevice:
@@ -114,17 +114,19 @@ class CpuDevice:
         States change in place. With `observe`, commands run one by one and every result is copied and shown as soon as
         it is there, and may be replaced. ContextError for inputs that do not fit the graph.
         """
-        dims = {**self._states.dims, "T": len(inputs["positions"]), "R": len(inputs.get("rows", ()))}
-        program = self._smallest(graph, dims["T"], dims["R"])
-        for index in program.inputs:
-            self._write(program, program.values[index], inputs, dims)
-        prepared = self._prepare(program)
-        prepared.set_dims(dims)
+        tokens, rows = len(inputs["positions"]), len(inputs.get("rows", ()))
+        prepared = self._prepare(self._smallest(graph, tokens, rows))
+        prepared.bind(tokens, rows)
+        for name, view in prepared.inputs.items():
+            array = inputs.get(name)
+            if array is None:
+                raise ContextError(f"graph {graph}: input {name}: expected one, got {', '.join(inputs)}")
+            _fill(graph, name, view, array)
         if observe is None:
-            self._check(program, 0, self._library.run(prepared.commands))
+            self._run(prepared, 0, len(prepared.program.commands))
         else:
-            self._run_observed(program, prepared, dims, observe)
-        return {program.values[i].name: self._view(program.values[i], dims) for i in program.outputs}
+            self._run_observed(prepared, observe)
+        return dict(prepared.outputs)
 
     def room(self, graph: str) -> tuple[int, int]:
         """The most tokens and the most logit rows that one step of a graph takes; zeros for a graph it lacks."""
@@ -143,68 +145,72 @@ class CpuDevice:
             f"graph {graph}: expected a step of at most {most[0]} tokens and {most[1]} rows, got {tokens} and {rows}"
         )
 
-    def _write(
-        self, program: Program, value: BufferEntry, inputs: Mapping[str, Array], dims: Mapping[str, int]
-    ) -> None:
-        where = f"graph {program.graph}: input {value.name}"
-        array = inputs.get(value.name)
-        if array is None:
-            raise ContextError(f"{where}: expected one, got {', '.join(inputs)}")
-        self._fill(where, self._view(value, dims), array)
-
-    def _fill(self, where: str, view: Array, array: Array) -> None:
-        if array.dtype != view.dtype or array.shape != view.shape:
-            raise ContextError(f"{where}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}")
-        view[...] = array
-
-    def _view(self, value: BufferEntry, dims: Mapping[str, int]) -> Array:
-        return np.ndarray(bind(value.shape, dims), NUMPY[value.dtype], self._arena, value.offset)
-
     def _prepare(self, program: Program) -> _Prepared:
         key = (program.graph, program.max_tokens)
         if key not in self._prepared:
             self._prepared[key] = _Prepared(program, self._engine, self._library, self._arena, self._states)
         return self._prepared[key]
 
-    def _run_observed(self, program: Program, prepared: _Prepared, dims: Mapping[str, int], observe: Observe) -> None:
-        for number, command in enumerate(program.commands):
-            self._check(program, number, self._library.run(prepared.commands[number : number + 1]))
-            for index in command.results:
-                value = program.values[index]
-                view = self._view(value, dims)
-                seen = Observation(
-                    program.graph, number, command.op, command.origin, value.name, value.dtype, view.copy()
+    def _run_observed(self, prepared: _Prepared, observe: Observe) -> None:
+        graph, values = prepared.program.graph, prepared.program.values
+        for number, command in enumerate(prepared.program.commands):
+            self._run(prepared, number, 1)
+            for value in (values[index] for index in command.results):
+                view = prepared.view(value)
+                instead = observe(
+                    Observation(graph, number, command.op, command.origin, value.name, value.dtype, view.copy())
                 )
-                instead = observe(seen)
                 if instead is not None:
-                    self._fill(f"graph {program.graph}: value {value.name}", view, instead)
+                    _fill(graph, value.name, view, instead)
 
-    def _check(self, program: Program, first: int, failed: int) -> None:
+    def _run(self, prepared: _Prepared, begin: int, count: int) -> None:
+        failed = self._library.run(prepared.address(begin), count)
         if failed:
-            number = first + failed - 1
-            command = program.commands[number]
+            number = begin + failed - 1
+            command = prepared.program.commands[number]
             raise ArtifactError(
-                f"{self._library.path}: graph {program.graph}: command {number} ({command.op} of {command.origin}): "
-                f"kernel {command.kernel} failed: {self._library.last_error()}: compile the engine again"
+                f"{self._library.path}: graph {prepared.program.graph}: command {number} ({command.op} of "
+                f"{command.origin}): kernel {command.kernel} failed: {self._library.last_error()}: "
+                "compile the engine again"
             )
 
 
+def _fill(graph: str, name: str, view: Array, array: Array) -> None:
+    if array.dtype != view.dtype or array.shape != view.shape:
+        raise ContextError(
+            f"graph {graph}: value {name}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}"
+        )
+    view[...] = array
+
+
 class _Prepared:
-    """A program's argument arrays with every address filled in; only the dimensions change from step to step."""
+    """A program with its argument arrays filled in; only what depends on T and R changes from step to step.
+
+    `inputs` and `outputs` are views of the arena by name, at the dimensions bound last.
+    """
 
     def __init__(
         self, program: Program, engine: Engine, library: Library, arena: npt.NDArray[np.uint8], states: States
     ) -> None:
+        self.program = program
+        self.inputs: dict[str, Array] = {}
+        self.outputs: dict[str, Array] = {}
+        self._arena = arena
+        self._dims = dict(states.dims)
+        self._places: dict[str, list[int]] = {}
+        self._arguments = self._fill_arguments(engine, states)
+        self._commands = self._list_commands(library)
+        self._begin = self._commands.ctypes.data
+        for dim, value in states.dims.items():
+            self._set(dim, value)
+
+    def _fill_arguments(self, engine: Engine, states: States) -> npt.NDArray[np.void]:
         weights = [engine.weights.ctypes.data + weight.offset for weight in engine.manifest.weights]
         pools = [states.arrays[state.name].ctypes.data for state in engine.manifest.states]
-        base = arena.ctypes.data
-        kinds: list[int] = []
+        base = self._arena.ctypes.data
         values: list[int] = []
-        places: dict[str, list[int]] = {}
-        for argument in (argument for command in program.commands for argument in command.arguments):
-            if argument.kind == "dim":
-                places.setdefault(engine.manifest.dims[argument.index], []).append(len(values))
-            kinds.append(_INTEGER if argument.kind == "dim" else _POINTER)
+        integers: list[int] = []
+        for argument in (argument for command in self.program.commands for argument in command.arguments):
             match argument.kind:
                 case "arena":
                     values.append(base + argument.index)
@@ -213,27 +219,44 @@ class _Prepared:
                 case "state":
                     values.append(pools[argument.index])
                 case "dim":
+                    self._places.setdefault(engine.manifest.dims[argument.index], []).append(len(values))
+                    integers.append(len(values))
                     values.append(0)
-        self._arguments = np.zeros(len(values), _ARGUMENT)
-        self._arguments["type"] = kinds
-        self._arguments["value"] = values
-        self._places = {dim: np.array(indices) for dim, indices in places.items()}
-        self._dims: dict[str, int] = {}
-        self.commands = self._list(program.commands, library)
+        filled = np.zeros(len(values), _ARGUMENT)
+        filled["type"] = _POINTER
+        filled["type"][integers] = _INTEGER
+        filled["value"] = values
+        return filled
 
-    def _list(self, commands: Sequence[Command], library: Library) -> npt.NDArray[np.void]:
+    def _list_commands(self, library: Library) -> npt.NDArray[np.void]:
+        commands = self.program.commands
         entries = {kernel: library.address(kernel) for kernel in {command.kernel for command in commands}}
         counts = np.array([len(command.arguments) for command in commands], np.int64)
+        begins = np.cumsum(counts) - counts
         listed = np.zeros(len(commands), _COMMAND)
         listed["function"] = [entries[command.kernel] for command in commands]
-        begins = np.cumsum(counts) - counts
         listed["arguments"] = (self._arguments.ctypes.data + begins * _ARGUMENT.itemsize).astype(np.uint64)
         listed["count"] = counts
         return listed
 
-    def set_dims(self, dims: Mapping[str, int]) -> None:
-        """Write dimensions into every argument that carries one and had another value."""
-        values = self._arguments["value"]
-        for dim, places in self._places.items():
-            if self._dims.get(dim) != dims[dim]:
-                values[places] = self._dims[dim] = dims[dim]
+    def address(self, command: int) -> int:
+        """Where the list of commands from this one on lies."""
+        return self._begin + command * _COMMAND.itemsize
+
+    def view(self, value: BufferEntry) -> Array:
+        """A value's place in the arena, at the dimensions bound last."""
+        return np.ndarray(bind(value.shape, self._dims), NUMPY[value.dtype], self._arena, value.offset)
+
+    def bind(self, tokens: int, rows: int) -> None:
+        """Set T and R, in every argument and view that depends on them."""
+        if self._dims.get("T") == tokens and self._dims.get("R") == rows:
+            return
+        self._set("T", tokens)
+        self._set("R", rows)
+        values = self.program.values
+        self.inputs = {values[index].name: self.view(values[index]) for index in self.program.inputs}
+        self.outputs = {values[index].name: self.view(values[index]) for index in self.program.outputs}
+
+    def _set(self, dim: str, value: int) -> None:
+        self._dims[dim] = value
+        self._arguments["value"][self._places.get(dim, [])] = value

@@ -90,31 +90,38 @@ class Steps:
 
     def encode(self, runs: Sequence[Run]) -> dict[str, Array]:
         """Outputs of the encoder, by name, rows as in the flattened runs: views that hold until the next call."""
-        return self._execute("encoder", _inputs(runs, [0] * len(self.cuts)))
+        return self._encode(_inputs(runs))
 
     def decode(self, runs: Sequence[Run], encoded: Mapping[str, Array], rows: Ints) -> Floats:
         """Logits f32 [R, V] of some rows of the flattened runs, from copies of the encoder's outputs."""
-        return self._finish("decoder", runs, encoded, rows)
+        return self._finish("decoder", runs, {**_inputs(runs), **encoded}, rows)
 
     def forward(self, runs: Sequence[Run], rows: Ints) -> Floats:
         """Logits f32 [R, V] of some rows of the flattened runs, through the whole model."""
+        inputs = _inputs(runs)
         if not self.split:
-            return self._finish("model", runs, {}, rows)
-        encoded = {name: array.copy() for name, array in self.encode(runs).items()}
-        return self.decode(runs, encoded, rows)
+            return self._finish("model", runs, inputs, rows)
+        encoded = {name: array.copy() for name, array in self._encode(inputs).items()}
+        return self._finish("decoder", runs, {**inputs, **encoded}, rows)
 
     def draft(self, run: Run) -> dict[str, Array]:
         """Outputs of the draft head for a block of tokens of which the first is accepted: views as in `encode`."""
-        return self._execute("draft", _inputs([run], self.cuts))
+        return self._execute("draft", {**_inputs([run]), "first": self._first([run])})
 
-    def _finish(self, graph: str, runs: Sequence[Run], encoded: Mapping[str, Array], rows: Ints) -> Floats:
-        inputs = _inputs(runs, self.cuts)
-        outputs = self._execute(graph, {**inputs, **encoded, "rows": rows})
+    def _encode(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # The encoder runs over every token, so no key of its window is ever missing.
+        return self._execute("encoder", {**inputs, "first": np.zeros_like(inputs["positions"])})
+
+    def _finish(self, graph: str, runs: Sequence[Run], inputs: Mapping[str, Array], rows: Ints) -> Floats:
+        outputs = self._execute(graph, {**inputs, "first": self._first(runs), "rows": rows})
         logits = outputs["logits"].copy()
         if self._drafting:
             hidden = {name: array.copy() for name, array in outputs.items() if name != "logits"}
             self._execute("draft_context", {**inputs, **hidden})
         return logits
+
+    def _first(self, runs: Sequence[Run]) -> Ints:
+        return _flat([np.full(len(run.tokens), self.cuts[run.slot], np.int32) for run in runs])
 
     def _room(self, graph: str) -> tuple[int, int]:
         tokens, rows = self._device.room(graph)
@@ -141,11 +148,13 @@ def wanted_rows(part: Run, run: Run, plan: Plan) -> Ints:
     return rows[-1:] if part.end == run.end else rows[:0]
 
 
-def _inputs(runs: Sequence[Run], cuts: Sequence[int]) -> dict[str, Array]:
-    lengths = [len(run.tokens) for run in runs]
+def _inputs(runs: Sequence[Run]) -> dict[str, Array]:
     return {
-        "tokens": np.concatenate([run.tokens for run in runs]),
-        "positions": np.concatenate([np.arange(run.start, run.end, dtype=np.int32) for run in runs]),
-        "slots": np.repeat(np.array([run.slot for run in runs], np.int32), lengths),
-        "first": np.repeat(np.array([cuts[run.slot] for run in runs], np.int32), lengths),
+        "tokens": _flat([run.tokens for run in runs]),
+        "positions": _flat([np.arange(run.start, run.end, dtype=np.int32) for run in runs]),
+        "slots": _flat([np.full(len(run.tokens), run.slot, np.int32) for run in runs]),
     }
+
+
+def _flat(parts: Sequence[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
