@@ -47,7 +47,8 @@ class _Cut:
         rest = [node for node in self.graph.nodes if node not in encoder]
         from_inputs = self._from_inputs(encoder)
         cut = self._cut_values(rest, encoder, moved, from_inputs)
-        again = closure(rest, self.producers, lambda value: value in cut) - set(rest)
+        states = self.graph.state_versions
+        again = closure(rest, self.producers, lambda value: value in cut or value in states) - set(rest)
         decoder = [node for node in self.graph.nodes if node in again or node in set(rest)]
         decoder = [node for node in decoder if not (node in encoder and node.op.states)]
         crossing = self._ordered(cut)
