@@ -224,6 +224,17 @@ def test_attention_of_any_cut(
         assert same(sequence.run(library, subjects, cuts), whole)
 
 
+def test_attention_to_nothing_is_zero(target: Target) -> None:
+    sequence = Sequence(3, 3, 32, 8, 0, torch.bfloat16)
+    for tokens in (1, 3):
+        operands = list(sequence.operands(0, tokens, sequence.window))
+        operands[7] = torch.arange(tokens, dtype=torch.int32) + 1
+        subject = Subject.of(sequence.op, tuple(operands), target, tokens)
+        (got,) = subject.call(build([subject], target), tuple(operands))
+        assert same(got, torch.zeros_like(got))
+        assert same(got, reference(sequence.op, tuple(operands))[0])
+
+
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_attention_at_release_width(tokens: int, target: Target) -> None:
     normal = seeded(5)
@@ -349,7 +360,7 @@ def hard_rows(rows: int, width: int) -> Tensor:
     x[0] = 0.0
     x[1, ::2] = -0.0
     x[2] = torch.exp2(torch.arange(width).remainder(20).float() - 10)
-    for row, largest in enumerate((448.0, 449.0, 6.0, 6.03125, 3.0e38, 1e-4, 2.0**-130), start=3):
+    for row, largest in enumerate((448.0, 450.0, 6.0, 6.03125, 3.0e38, 1e-4, 2.0**-130), start=3):
         x[row] = x[row] / x[row].abs().max() * largest
     return x.bfloat16()
 
