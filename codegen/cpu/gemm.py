@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -97,20 +98,6 @@ class Weight:
         last = self.scale_panels - self.panels // self.strip * self.strip
         scale_width = width if width == self.strip else min(self.strip, last)
         return [Panel(data + j, width, scale + j, scale_width) for j in range(width)]
-
-    def panel_of(self, matrix: Expr, panel: Expr) -> Panel:
-        """Any panel of a matrix of the stack."""
-        strip = tir.let(panel // self.strip)
-        first = tir.let(strip * self.strip)
-        lane = tir.let(panel - first)
-
-        def width(panels: int) -> Expr:
-            rest = panels % self.strip
-            return self.strip if not rest else tir.let(tir.minimum(tir.i64(self.strip), tir.i64(panels) - first))
-
-        data = (matrix * self.panels + first) * self.depth + lane
-        scale = (matrix * self.scale_panels + first) * (self.columns // _GROUP) + lane
-        return Panel(tir.let(data), width(self.panels), tir.let(scale), width(self.scale_panels))
 
     def scales(self, panel: Panel, group: Expr) -> Expr:
         """Factor of 16 outputs over the k of a group of 32, to be given to `columns_of`."""
@@ -213,7 +200,7 @@ def widen_row(source: Rows, row: Expr, columns: int, factor: float) -> Buffer:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of a chunk's product: a task computes `task_rows` x `task_panels`, `depth` of k at a time."""
+    """Sizes of a chunk's product: a task computes `task_rows` x `task_strips`, `depth` of k at a time."""
 
     #: rows of the register tile, and of the tile for the rows that are left
     rows: int
@@ -221,115 +208,186 @@ class Tiling:
     #: panels of the register tile
     panels: int
     task_rows: int
-    task_panels: int
+    task_strips: int
     depth: int
 
 
-def tiling(target: Target, panels: int, tokens: int, streams: int = 1, all_panels: bool = False) -> Tiling:
-    """Sizes for a product with so many panels of each of `streams` matrices and at most so many rows.
+def tiling(weight: Weight, tokens: int, matrices: int = 1, streams: int = 1, all_strips: bool = False) -> Tiling:
+    """Sizes for products with `matrices` matrices like `weight`, `streams` at a time, with at most so many rows.
 
-    `all_panels` gives a task every panel of its rows.
+    `all_strips` gives a task every output of its rows.
     """
-    wide = target.vector_registers >= 32
+    wide = weight.target.vector_registers >= 32
     rows, rest_rows, tile_panels = (12, 4, 2) if wide else (6, 3, 1)
-    # a block of rows x depth stays in half of the second-level cache beside the sums and the panels
+    # a block of rows x depth takes a quarter of the second-level cache, beside the sums and the decoded strips
     depth = 256
-    task_rows = max(rows, target.l2_bytes // 4 // (depth * 4) // rows * rows)
-    task_panels = -(-panels // tile_panels) * tile_panels if all_panels else 8 // streams
+    task_rows = max(rows, weight.target.l2_bytes // 4 // (depth * 4) // rows * rows)
+    task_strips = weight.strips if all_strips else max(1, 8 // (weight.strip * streams))
 
     def tasks() -> int:
-        return -(-panels // task_panels) * -(-tokens // task_rows)
+        return matrices * -(-weight.strips // task_strips) * -(-tokens // task_rows)
 
     # enough tasks for the threads, first from narrower, then from shorter blocks
-    while not all_panels and task_panels > 2 and tasks() < 8:
-        task_panels //= 2
+    while not all_strips and task_strips > 1 and tasks() < 8:
+        task_strips //= 2
     while task_rows > 4 * rows and tasks() < 8:
         task_rows = max(4 * rows, task_rows // 2 // rows * rows)
-    return Tiling(rows, rest_rows, tile_panels, task_rows, task_panels, depth)
+    return Tiling(rows, rest_rows, tile_panels, task_rows, task_strips, depth)
 
 
 class Tile:
-    """Products of a block of rows with some panels of one or two weights, inside a parallel task.
+    """Products of a block of rows with some strips of one or two weights, inside a parallel task.
 
-    Scratch memory: `sums` [task_rows, task_panels · streams, 16], f32; panel j of stream s is column j · streams + s.
+    Scratch memory: `sums` [rows, task panels · streams, 16], f32; panel j of stream s is column j · streams + s.
     """
 
+    #: rows that are multiplied straight from the packed weight, and how many such blocks before tiles pay
+    FEW_ROWS, FEW_BLOCKS = 4, 2
+
     def __init__(self, sizes: Tiling, weights: Sequence[Weight]) -> None:
-        self.sizes = sizes
-        self.weights = weights
-        self.width = sizes.task_panels * len(weights) * LANES
-        # rows a cache line apart modulo the size of a cache way would evict each other
-        self._stride = sizes.depth + LANES
+        self.sizes, self.weights, self.streams = sizes, weights, len(weights)
+        weight = weights[0]
+        self.panels = sizes.task_strips * weight.strip
+        self.width = -(-self.panels * self.streams // sizes.panels) * sizes.panels * LANES
+        # rows a multiple of a cache way apart would evict each other
+        self._stride, self._long_stride = sizes.depth + LANES, weight.columns + LANES
         room = -(-sizes.task_rows // sizes.rows) * sizes.rows + sizes.rest_rows
-        self.sums = tir.scratch(room * self.width)
-        self._rows = tir.scratch(room * self._stride)
-        self._panels = tir.scratch(sizes.depth * sizes.panels * LANES)
+        few = self.FEW_ROWS * self.FEW_BLOCKS
+        self.sums = tir.scratch(max(room, few) * self.width)
+        self._rows = tir.scratch(max(room * self._stride, few * self._long_stride))
+        units = -(-weight.strip * self.streams // sizes.panels)
+        self._decoded = tir.scratch(units * sizes.panels * sizes.depth * LANES)
 
-    def run(self, count: Expr, source: Rows, matrix: Expr, first_panel: Expr, panels: Expr) -> None:
-        """Fill `sums` for rows 0 … count − 1 of `source` and `panels` panels of a matrix from `first_panel` on.
-
-        Panels past the matrix, which complete a register tile, repeat its last one.
-        """
-        sizes, columns, streams = self.sizes, self.weights[0].columns, len(self.weights)
-        with tir.loop(count * (self.width // LANES)) as i:
+    def run(self, count: Expr, source: Rows, matrix: Expr, first: Expr, strips: Expr) -> None:
+        """Fill `sums` for rows 0 … count − 1 of `source` and `strips` strips of a matrix from strip `first` on."""
+        few = self.FEW_ROWS * self.FEW_BLOCKS
+        kind = tir.let(tir.select(count <= few, tir.i64(0), tir.i64(1)))
+        with tir.loop(tir.maximum(tir.i64(count), tir.i64(few)) * (self.width // LANES)) as i:
             tir.put(self.sums, i * LANES, tir.const(0.0, LANES))
-        with tir.loop(-(-columns // sizes.depth)) as chunk:
-            start = tir.let(chunk * sizes.depth)
-            length: Expr = min(columns, sizes.depth)
-            if columns % length:
-                length = tir.let(tir.minimum(tir.i64(length), tir.i64(columns) - start))
-            self._copy_rows(count, source, start, length)
-            unit = max(sizes.panels, streams)
-            with tir.loop((panels + (unit // streams - 1)) // (unit // streams)) as u:
-                for first in range(0, unit, sizes.panels):
-                    for j in range(sizes.panels):
-                        weight = self.weights[(first + j) % streams]
-                        panel = tir.let(first_panel + u * (unit // streams) + (first + j) // streams)
-                        inside = tir.let(tir.minimum(panel, tir.i64(weight.panels - 1)))
-                        self._decode(weight, weight.panel_of(matrix, inside), start, length, j)
-                    self._multiply(count, tir.let((u * unit + first) * LANES), length)
+        with tir.when(kind == 0):
+            self._run_few(count, source, matrix, first, strips)
+        with tir.when(kind == 1):
+            self._run_many(count, source, matrix, first, strips)
 
-    def _copy_rows(self, count: Expr, source: Rows, start: Expr, length: Expr) -> None:
+    # -- a few rows: weights are decoded in registers, once for FEW_ROWS rows
+
+    def _run_few(self, count: Expr, source: Rows, matrix: Expr, first: Expr, strips: Expr) -> None:
+        self._copy_rows(count, source, tir.i64(0), self.weights[0].columns, self._long_stride)
+        blocks = tir.let((count + (self.FEW_ROWS - 1)) // self.FEW_ROWS)
+        with tir.loop(strips) as s:
+            for stream, weight in enumerate(self.weights):
+                strip, column = tir.let(first + s), tir.let((s * weight.strip * self.streams + stream) * LANES)
+                with tir.loop(blocks) as block:
+                    row = tir.let(block * self.FEW_ROWS)
+                    at_strip(weight, strip, partial(self._few_rows, weight, matrix, strip, row, column))
+
+    def _few_rows(self, weight: Weight, matrix: Expr, strip: Expr, row: Expr, column: Expr, width: int) -> None:
+        corner = weight.strip_of(matrix, strip, width)[0]
+        start = tir.let(row * self._long_stride)
+        words, per_word = (_GROUP // 4, 4) if weight.quantized else (_GROUP, 1)
+        # eight sums hide the latency of multiply-adds: of a panel in narrow registers, of two in wide ones
+        side = 2 if self.sizes.panels == 2 and width % 2 == 0 else 1
+        with tir.loop(-(-weight.columns // _GROUP)) as group, tir.loop(width // side) as pair:
+            lane = tir.let(pair * side)
+            panels = [
+                Panel(tir.let(corner.data + lane + i), width, tir.let(corner.scale + lane + i), corner.scale_step)
+                for i in range(side)
+            ]
+            place = tir.let(row * self.width + column + lane * (self.streams * LANES))
+            places = [
+                [place + (r * self.width + i * self.streams * LANES) for r in range(self.FEW_ROWS)] for i in range(side)
+            ]
+            sums = [[tir.local(tir.load(self.sums, place)) for place in line] for line in places]
+            scales = [tir.let(weight.scales(panel, group)) if weight.quantized else None for panel in panels]
+            # panels of a group are read side by side, which no hardware prefetcher follows: ask for two groups on
+            ahead = tir.let(corner.data + (group + 2) * (words * width) + lane * words)
+            left: Expr = words
+            if weight.columns % _GROUP:
+                left = tir.minimum(tir.i64(words), tir.i64(weight.columns) - group * _GROUP)
+            with tir.loop(left) as w:
+                index = tir.let(group * words + w)
+                at = tir.let(start + index * per_word)
+                for i, (panel, scale, totals) in enumerate(zip(panels, scales, sums, strict=True)):
+                    tir.prefetch(weight.data, (ahead + w * side + i) * LANES)
+                    for k, value in enumerate(weight.columns_of(panel, index, scale)):
+                        value = tir.let(value)
+                        for r, total in enumerate(totals):
+                            x = tir.splat(self._rows[at + (r * self._long_stride + k)], LANES)
+                            total.set(tir.fma(x, value, total.value))
+            for line, totals in zip(places, sums, strict=True):
+                for place, total in zip(line, totals, strict=True):
+                    tir.put(self.sums, place, total.value)
+
+    # -- many rows: strips are decoded to memory, once for all rows of the task
+
+    def _run_many(self, count: Expr, source: Rows, matrix: Expr, first: Expr, strips: Expr) -> None:
+        sizes, weight = self.sizes, self.weights[0]
+        with tir.loop(-(-weight.columns // sizes.depth)) as chunk:
+            start = tir.let(chunk * sizes.depth)
+            length: Expr = min(weight.columns, sizes.depth)
+            if weight.columns % length:
+                length = tir.let(tir.minimum(tir.i64(length), tir.i64(weight.columns) - start))
+            self._copy_rows(count, source, start, length, self._stride)
+            with tir.loop(strips) as s:
+                strip = tir.let(first + s)
+                for stream in range(self.streams):
+                    at_strip(weight, strip, partial(self._decode, stream, matrix, strip, start, length))
+                panels = tir.let(tir.minimum(tir.i64(weight.strip), tir.i64(weight.panels) - strip * weight.strip))
+                with tir.loop((panels * self.streams + (sizes.panels - 1)) // sizes.panels) as unit:
+                    column = s * (weight.strip * self.streams) + unit * sizes.panels
+                    self._multiply(count, unit, tir.let(column * LANES), length)
+
+    def _copy_rows(self, count: Expr, source: Rows, start: Expr, length: Expr, stride: int) -> None:
         factor = self.weights[0].activation_factor
         with tir.loop(count) as row:
-            base = row * self._stride
+            base = tir.let(row * stride)
 
             def copy(index: Expr, lanes: int, row: Expr = row, base: Expr = base) -> None:
                 tir.put(self._rows, base + index, source(row, start + index, lanes) * tir.const(factor, lanes))
 
             _each(length, self.weights[0].columns, copy)
 
-    def _decode(self, weight: Weight, panel: Panel, start: Expr, length: Expr, slot: int) -> None:
-        """Panel `slot` of the register tile: [depth, panels of the tile, 16]."""
-        step = self.sizes.panels * LANES
+    def _decode(self, stream: int, matrix: Expr, strip: Expr, start: Expr, length: Expr, width: int) -> None:
+        """A stretch of a strip, as register tiles read it: [units, depth, panels of the tile, 16]."""
+        weight, tile = self.weights[stream], self.sizes.panels
+        panels = weight.strip_of(matrix, strip, width)
+
+        def place(j: int, k: Expr) -> Expr:
+            unit, slot = divmod(j * self.streams + stream, tile)
+            return (k + unit * self.sizes.depth) * (tile * LANES) + slot * LANES
+
         if not weight.quantized:
             with tir.loop(length) as k:
-                tir.put(self._panels, k * step + slot * LANES, weight.columns_of(panel, start + k, None)[0])
+                for j, panel in enumerate(panels):
+                    tir.put(self._decoded, place(j, k), weight.columns_of(panel, start + k, None)[0])
             return
         with tir.loop(length // _GROUP) as group:
-            scale = tir.let(weight.scales(panel, start // _GROUP + group))
+            scales = [tir.let(weight.scales(panel, start // _GROUP + group)) for panel in panels]
             with tir.loop(_GROUP // 4) as quad:
-                index = group * (_GROUP // 4) + quad
-                for j, column in enumerate(weight.columns_of(panel, start // 4 + index, scale)):
-                    tir.put(self._panels, (index * 4 + j) * step + slot * LANES, column)
+                index = tir.let(group * (_GROUP // 4) + quad)
+                for j, panel in enumerate(panels):
+                    for k, column in enumerate(weight.columns_of(panel, start // 4 + index, scales[j])):
+                        tir.put(self._decoded, place(j, index * 4 + k), column)
 
-    def _multiply(self, count: Expr, column: Expr, length: Expr) -> None:
+    def _multiply(self, count: Expr, unit: Expr, column: Expr, length: Expr) -> None:
         sizes = self.sizes
+        decoded = tir.let(unit * (sizes.depth * sizes.panels * LANES))
         whole = tir.let(count // sizes.rows)
         with tir.loop(whole) as block:
-            self._register_tile(block * sizes.rows, sizes.rows, column, length)
+            self._register_tile(block * sizes.rows, sizes.rows, decoded, column, length)
         done = tir.let(whole * sizes.rows)
         with tir.loop((count - done + (sizes.rest_rows - 1)) // sizes.rest_rows) as block:
-            self._register_tile(done + block * sizes.rest_rows, sizes.rest_rows, column, length)
+            self._register_tile(done + block * sizes.rest_rows, sizes.rest_rows, decoded, column, length)
 
-    def _register_tile(self, first_row: Expr, rows: int, column: Expr, length: Expr) -> None:
+    def _register_tile(self, first_row: Expr, rows: int, decoded: Expr, column: Expr, length: Expr) -> None:
         width = self.sizes.panels
         row = tir.let(first_row)
         base, corner = tir.let(row * self._stride), tir.let(row * self.width + column)
         places = [[corner + (r * self.width + j * LANES) for j in range(width)] for r in range(rows)]
         sums = [[tir.local(tir.load(self.sums, place)) for place in line] for line in places]
         with tir.loop(length) as k:
-            columns = [tir.let(tir.load(self._panels, k * (width * LANES) + j * LANES)) for j in range(width)]
+            at = tir.let(decoded + k * (width * LANES))
+            columns = [tir.let(tir.load(self._decoded, at + j * LANES)) for j in range(width)]
             for r in range(rows):
                 value = tir.let(tir.splat(self._rows[base + k + r * self._stride], LANES))
                 for j in range(width):
@@ -337,6 +395,11 @@ class Tile:
         for line, totals in zip(places, sums, strict=True):
             for place, total in zip(line, totals, strict=True):
                 tir.put(self.sums, place, total.value)
+
+
+def task_panels(weight: Weight, first: Expr, strips: Expr) -> Expr:
+    """Panels in `strips` strips of a matrix from strip `first` on."""
+    return tir.let(tir.minimum(strips * weight.strip, tir.i64(weight.panels) - first * weight.strip))
 
 
 def _each(length: Expr, columns: int, body: Callable[[Expr, int], None]) -> None:

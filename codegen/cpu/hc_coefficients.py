@@ -66,7 +66,7 @@ class _Coefficients:
 
     def chunk(self, count: Expr, bound: int) -> None:
         """Blocks of rows, each with all outputs."""
-        sizes = gemm.tiling(self.weight.target, self.weight.panels, bound, all_panels=True)
+        sizes = gemm.tiling(self.weight, bound, all_strips=True)
         step = sizes.task_rows
         work = bound * self.weight.rows * self.weight.columns
         with tir.parallel((count + (step - 1)) // step, work) as task:
@@ -77,7 +77,7 @@ class _Coefficients:
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return self._source(start + row, index, lanes)
 
-            tile.run(rows, source, tir.i64(0), tir.i64(0), tir.i64(self.weight.panels))
+            tile.run(rows, source, tir.i64(0), tir.i64(0), tir.i64(self.weight.strips))
             with tir.loop(rows) as row:
                 self._finish(start + row, tile.sums, tir.let(row * tile.width))
 

@@ -175,16 +175,16 @@ class _Experts:
         streams = [self.w1, self.w3]
         # rows of an expert: all of them in the worst case, about its share in the usual one
         rows = min(self.tokens, -(-2 * self.tokens * self.chosen // self.experts))
-        sizes = gemm.tiling(self.target, self.w1.panels * self.experts, rows, len(streams))
-        stretches = -(-self.w1.panels // sizes.task_panels)
+        sizes = gemm.tiling(self.w1, rows, self.experts, len(streams))
+        stretches = -(-self.w1.strips // sizes.task_strips)
         with tir.parallel(self.experts * stretches, self.work) as task:
-            expert, first = tir.let(task // stretches), tir.let(task % stretches * sizes.task_panels)
+            expert, first = tir.let(task // stretches), tir.let(task % stretches * sizes.task_strips)
             tile = gemm.Tile(sizes, streams)
             self._blocks(tile, expert, first, self._token_rows, self._store_hidden)
-        sizes = gemm.tiling(self.target, self.w2.panels, rows)
-        with tir.parallel(-(-self.w2.panels // sizes.task_panels), self.work) as task:
-            first = tir.let(task * sizes.task_panels)
-            self._clear(first, sizes.task_panels)
+        sizes = gemm.tiling(self.w2, rows)
+        with tir.parallel(-(-self.w2.strips // sizes.task_strips), self.work) as task:
+            first = tir.let(task * sizes.task_strips)
+            self._clear(first, sizes.task_strips)
             tile = gemm.Tile(sizes, [self.w2])
             # ascending, so that each token's outputs add up in the order of its experts
             with tir.loop(self.experts) as expert:
@@ -217,14 +217,15 @@ class _Experts:
         weight = tile.weights[0]
         start = tir.let(tir.i64(self.table[expert]))
         end = tir.let(tir.i64(self.table[expert + 1]))
-        panels = tir.let(tir.minimum(tir.i64(tile.sizes.task_panels), tir.i64(weight.panels) - first))
+        strips = tir.let(tir.minimum(tir.i64(tile.sizes.task_strips), tir.i64(weight.strips) - first))
+        panels = gemm.task_panels(weight, first, strips)
         step = tile.sizes.task_rows
         with tir.loop((end - start + (step - 1)) // step) as block:
             base = tir.let(start + block * step)
             count = tir.let(tir.minimum(tir.i64(step), end - base))
-            tile.run(count, partial(rows, base), expert, first, panels)
+            tile.run(count, partial(rows, base), expert, first, strips)
             with tir.loop(count) as row:
-                finish(tile, row, tir.let(base + row), first, panels)
+                finish(tile, row, tir.let(base + row), tir.let(first * weight.strip), panels)
 
     def _token_rows(self, base: Expr, row: Expr, index: Expr, lanes: int) -> Expr:
         token = self._pair_at(base + row) // self.chosen
@@ -250,10 +251,11 @@ class _Experts:
             value = tir.let(self._rounded(tir.load(tile.sums, row * tile.width + j * LANES)))
             gemm.add_panel(self.out, base, first + j, self.width, value)
 
-    def _clear(self, first: Expr, panels: int) -> None:
-        zero = tir.const(0.0, LANES)
-        with tir.loop(self.count) as token, tir.loop(panels) as j, tir.when(first + j < self.w2.panels):
-            gemm.store_panel(self.out, token * self.width, first + j, self.width, zero)
+    def _clear(self, first: Expr, strips: int) -> None:
+        panels = gemm.task_panels(self.w2, first, tir.i64(strips))
+        with tir.loop(self.count) as token, tir.loop(panels) as j:
+            zero = tir.const(0.0, LANES)
+            gemm.store_panel(self.out, token * self.width, first * self.w2.strip + j, self.width, zero)
 
 
 _Rows = Callable[[Expr, Expr, Expr, int], Expr]

@@ -104,23 +104,25 @@ class _Chunk(_Product):
 
     def emit(self) -> None:
         weight = self.weight
-        sizes = gemm.tiling(weight.target, weight.panels * self.groups, self.bound)
-        stretches = -(-weight.panels // sizes.task_panels)
+        sizes = gemm.tiling(weight, self.bound, self.groups)
+        stretches = -(-weight.strips // sizes.task_strips)
         blocks = tir.let((self.count + (sizes.task_rows - 1)) // sizes.task_rows)
         # equal blocks, so that the last is no shorter than it must be
         block_rows = tir.let((self.count + (blocks * sizes.rows - 1)) // tir.maximum(blocks * sizes.rows, tir.i64(1)))
         with tir.parallel(blocks * (self.groups * stretches), self.work) as task:
-            block, panel_task = tir.let(task % blocks), tir.let(task // blocks)
-            group, first = tir.let(panel_task // stretches), tir.let(panel_task % stretches * sizes.task_panels)
+            block, stretch = tir.let(task % blocks), tir.let(task // blocks)
+            group, first = tir.let(stretch // stretches), tir.let(stretch % stretches * sizes.task_strips)
             start = tir.let(block * block_rows * sizes.rows)
             count = tir.let(tir.minimum(block_rows * sizes.rows, self.count - start))
-            panels = tir.let(tir.minimum(tir.i64(sizes.task_panels), tir.i64(weight.panels) - first))
+            strips = tir.let(tir.minimum(tir.i64(sizes.task_strips), tir.i64(weight.strips) - first))
 
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return self.source(start + row, group, index, lanes)
 
             tile = gemm.Tile(sizes, [weight])
-            tile.run(count, source, group, first, panels)
-            with tir.loop(count) as row, tir.loop(panels) as j:
-                value = tir.load(tile.sums, row * tile.width + j * tir.LANES)
-                gemm.store_panel(self.body.results[0], self.out(start + row, group), first + j, weight.rows, value)
+            tile.run(count, source, group, first, strips)
+            with tir.loop(count) as row:
+                base = tir.let(self.out(start + row, group))
+                with tir.loop(gemm.task_panels(weight, first, strips)) as j:
+                    value = tir.load(tile.sums, row * tile.width + j * tir.LANES)
+                    gemm.store_panel(self.body.results[0], base, first * weight.strip + j, weight.rows, value)

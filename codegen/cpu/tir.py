@@ -284,6 +284,12 @@ def put(buffer: Buffer, index: Expr, value: Expr) -> None:
     T.buffer_store(buffer, value, [at(index, lanes_of(value))])
 
 
+def prefetch(buffer: Buffer, index: Expr) -> None:
+    """Ask for the cache line of an element, which may lie past the end."""
+    read, keep, data = T.int32(0), T.int32(3), T.int32(1)
+    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", T.address_of(buffer[index]), read, keep, data))
+
+
 def scratch(elements: int, dtype: str = "float32") -> Buffer:
     """Memory of one loop iteration, uninitialised; a call of the runtime if it is 1 KiB or more."""
     return T.alloc_buffer((elements,), dtype)
