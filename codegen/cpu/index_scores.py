@@ -17,6 +17,7 @@ from v41c.codegen.cpu.sparse import (
     broadcast,
     decode_e2m1_lanes,
     fill,
+    prefetch,
     registers,
     required,
     round_up,
@@ -40,7 +41,6 @@ from v41c.codegen.cpu.tir import (
     put,
     shr,
 )
-from v41c.ir import formats
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class IndexScores:
         self._target = target
         self._scale = scale
         self._heads, self._width = int(q.shape[1]), int(q.shape[2])
+        self._row_items = int(keys.shape[2])
         self._capacity = body.size(keys.shape[1])
         self.tile, self._step, self._padded = _shape(q, target)
         self._q = base
@@ -104,6 +105,11 @@ class IndexScores:
         """int32 row number at a place of the tile."""
         return self._body.integers[self._rows + place]
 
+    def expect(self, slot: Expr, row: Expr, rows: int) -> None:
+        """Ask for consecutive rows that are scored soon, at most for the first KiB."""
+        items = min(rows * self._row_items, 1024 // (1 if self._packed else 4))
+        prefetch(self._body.operands[2], (slot * self._capacity + row) * self._row_items, items)
+
     def score(self, slot: Expr) -> None:
         """Scores of the tile's rows of a sequence."""
         self._read_keys(slot)
@@ -126,11 +132,10 @@ class IndexScores:
             put(self.scores, i64(part * LANES), score.value)
 
     def _read_keys(self, slot: Expr) -> None:
-        row_items = formats.FORMATS["fp4_e8m0_32"].row_bytes(self._width) if self._packed else self._width
         first = let(slot * self._capacity)
         with loop(self.tile // LANES) as part:
             place = let(part * LANES)
-            starts = [let((first + cast(self.row(place + lane), "int64")) * row_items) for lane in range(LANES)]
+            starts = [let((first + cast(self.row(place + lane), "int64")) * self._row_items) for lane in range(LANES)]
             if self._packed:
                 self._unpack_keys(starts, place)
             else:

@@ -24,6 +24,8 @@ from v41c.ir.types import TensorType
 if TYPE_CHECKING:
     from v41c.targets.target import Target
 
+AHEAD = 8  # blocks between the prefetch of a candidate block and its use: they lie scattered over the cache
+
 
 def kernel(
     op: IndexTopk, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
@@ -81,7 +83,7 @@ def kernel(
                 end = let(T.min(entry.value + chunk, start + pool_width))
                 offset = local(T.int64(0))
                 with T.While(entry.value < end):
-                    filled = _fill_tile(scores, pool, entry, offset, end, count, op.block)
+                    filled = _fill_tile(scores, slot(token), pool, entry, offset, end, count, op.block)
                     scores.score(slot(token))
                     push_tile(best, scores, filled)
             return allowed.value > op.topk
@@ -109,7 +111,7 @@ def _write_pool(out: Buffer, token: Expr, pool: Buffer, start: Expr, width: int,
 
 
 def _fill_tile(
-    scores: IndexScores, pool: Buffer, entry: Expr, offset: Expr, end: Expr, visible: Expr, block: int
+    scores: IndexScores, slot: Expr, pool: Buffer, entry: Expr, offset: Expr, end: Expr, visible: Expr, block: int
 ) -> Expr:
     """Name the next rows of the pool; places that stay empty name row 0. Returns how many are filled."""
     filled = local(T.int64(0))
@@ -118,6 +120,9 @@ def _fill_tile(
     with T.While(T.And(filled.value < scores.tile, entry.value < end)):
         number = let(cast(pool[entry.value], "int64"))
         row = let(number * block + offset.value)
+        with when(T.EQ(offset.value, i64(0))):
+            ahead = T.max(cast(pool[T.min(entry.value + AHEAD, end - 1)], "int64"), i64(0))
+            scores.expect(slot, ahead * block, block)
         inside = let(cast(T.And(number >= 0, row < visible), "int64"))
         scores.set_row(filled.value, row * inside)
         filled.set(filled.value + inside)
