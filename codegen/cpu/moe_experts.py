@@ -136,28 +136,28 @@ class _Experts:
             with tir.parallel(self.chosen * self.w1.strips, self.work) as task:
                 place, strip = tir.let(first + task // self.w1.strips), tir.let(task % self.w1.strips)
                 x = gemm.widen_row(self._source, token, self.width, self.w1.activation_factor)
-                gemm.at_strip(self.w1, strip, partial(self._hidden_strip, x, place, strip))
+                gemm.at_strip(self.w1, strip, partial(self._hidden_strip, x, first, place, strip))
             with tir.parallel(self.w2.strips, self.work) as strip:
                 gemm.at_strip(self.w2, strip, partial(self._output_strip, token, first, strip))
 
     def _source(self, row: Expr, index: Expr, lanes: int) -> Expr:
         return tir.load(self.x, row * self.width + index, lanes)
 
-    def _hidden_strip(self, x: Buffer, place: Expr, strip: Expr, width: int) -> None:
+    def _hidden_strip(self, x: Buffer, first: Expr, place: Expr, strip: Expr, width: int) -> None:
         expert = tir.let(tir.i64(self.ids[place]))
         # one weight after the other: a thread streams best from one place
         gates, ups = (gemm.dot(w, w.strip_of(expert, strip, width), x) for w in (self.w1, self.w3))
         hidden = self._activate([s.value for s in gates], [s.value for s in ups], self.gains[place])
         for j, value in enumerate(hidden):
             panel = strip * self.w1.strip + j
-            gemm.store_panel(self.hidden, self._hidden_at(place), panel, self.inner, value)
+            gemm.store_panel(self.hidden, self._hidden_at(place - first), panel, self.inner, value)
 
     def _output_strip(self, token: Expr, first: Expr, strip: Expr, width: int) -> None:
         totals = [tir.local(tir.const(0.0, LANES)) for _ in range(width)]
         factor = self.w2.activation_factor
         with tir.loop(self.chosen) as j:
             place = tir.let(first + j)
-            expert, start = tir.let(tir.i64(self.ids[place])), tir.let(self._hidden_at(place))
+            expert, start = tir.let(tir.i64(self.ids[place])), tir.let(self._hidden_at(j))
 
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return tir.load(self.hidden, start + index, lanes)

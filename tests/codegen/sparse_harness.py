@@ -19,7 +19,9 @@ from v41c.targets.target import Target
 Operands = tuple[Tensor | None, ...]
 
 #: operands whose sizes are fixed
-_WEIGHTS = {"sink", "bias", "image_bias", "table", "scale", "embed", "head", "q_weight", "k_weight"}
+_WEIGHTS = {"sink", "bias", "image_bias", "table", "scale", "embed", "head", "q_weight", "k_weight"} | {
+    *("weight", "w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale", "fn", "base")
+}
 #: symbolic leading sizes of states
 _STATES = {
     "window": ("S",),
