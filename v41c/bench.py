@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from v41c.costs import Cost, engine_costs
 from v41c.errors import ContextError
-from v41c.machine import Machine, measure, threads
+from v41c.machine import Limits, Machine, threads
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.session import Session
@@ -113,9 +113,9 @@ def bench(
     torch_threads: dict[str, int] = {}
     if against:
         works += _torch_works(loaded, against, checkpoint, options, torch_threads, progress)
-    speeds = _measure(works, options.rounds, progress)
-    progress("the limits of the machine")
-    machine = measure()
+    limits = Limits()
+    speeds = _measure(works, limits, options.rounds, progress)
+    machine = limits.best()
     costs = engine_costs(loaded, options.prefill_tokens, options.context)
     return BenchReport(
         engine=str(engine),
@@ -138,10 +138,11 @@ class Work:
     run: Callable[[], list[float]]
 
 
-def _measure(works: Sequence[Work], rounds: int, progress: Progress) -> dict[str, dict[str, float]]:
+def _measure(works: Sequence[Work], limits: Limits, rounds: int, progress: Progress) -> dict[str, dict[str, float]]:
     """Tokens per second at the median of all samples but those of the first round."""
     samples: dict[tuple[str, str], list[float]] = {}
     for number in range(rounds + 1):
+        limits.sample()
         for work in works:
             progress(f"{work.subject}: {work.name}, {f'round {number} of {rounds}' if number else 'warming up'}")
             seconds = work.run()

@@ -10,10 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: what is read: far more than any cache holds
-_BUFFER_BYTES = 512 << 20
-_MATRIX = 2048
-_REPEATS = 7
+_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -30,23 +27,31 @@ def threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def measure(buffer_bytes: int = _BUFFER_BYTES, matrix: int = _MATRIX) -> Machine:
-    """The best of several runs of each: a limit, so not a median."""
-    return Machine(threads(), _read_bytes_per_second(buffer_bytes), _flops_per_second(matrix))
+class Limits:
+    """Measures the limits again and again, between other work, and keeps the best: a limit is no median."""
+
+    def __init__(self, buffer_bytes: int = 512 << 20, matrix: int = 2048) -> None:
+        """`buffer_bytes`: far more than any cache holds. `matrix`: rows and columns of the matrices."""
+        random = np.random.default_rng(0)
+        self._parts = np.array_split(random.random(buffer_bytes // 4, dtype=np.float32), threads())
+        self._left, self._right = random.random((2, matrix, matrix), dtype=np.float32)
+        self._read_seconds = self._product_seconds = float("inf")
+
+    def sample(self) -> None:
+        """Measure both once more."""
+        with ThreadPoolExecutor(len(self._parts)) as pool:
+            self._read_seconds = min(self._read_seconds, _best_seconds(lambda: list(pool.map(_read, self._parts))))
+        self._product_seconds = min(self._product_seconds, _best_seconds(lambda: self._left @ self._right))
+
+    def best(self) -> Machine:
+        """The limits so far."""
+        size = sum(part.nbytes for part in self._parts)
+        return Machine(threads(), size / self._read_seconds, 2 * len(self._left) ** 3 / self._product_seconds)
 
 
-def _read_bytes_per_second(size: int) -> float:
-    """A dot product of a buffer with itself, split over the processors: two operations for four bytes."""
-    buffer = np.random.default_rng(0).random(size // 4, dtype=np.float32)
-    parts = np.array_split(buffer, threads())
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return buffer.nbytes / _best_seconds(lambda: list(pool.map(lambda part: float(part @ part), parts)))
-
-
-def _flops_per_second(size: int) -> float:
-    """A product of square matrices by the BLAS of numpy, which uses every processor."""
-    left, right = np.random.default_rng(0).random((2, size, size), dtype=np.float32)
-    return 2 * size**3 / _best_seconds(lambda: left @ right)
+def _read(part: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:
+    """A dot product with itself: two operations for every four bytes."""
+    return float(part @ part)
 
 
 def _best_seconds(work: Callable[[], object]) -> float:
