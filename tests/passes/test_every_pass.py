@@ -1,0 +1,96 @@
+"""Rules every pass obeys alone, over every pass found in the pipeline: its golden file, and the model it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.interpreted import InterpretedSubject, traced
+from v41c.ir.graph import Module
+from v41c.ir.text import parse_module, print_module
+from v41c.passes import remove_quantization, select_kernels
+from v41c.passes.context import PassContext
+from v41c.passes.pipeline import PIPELINE
+from v41c.subject import unseen
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PASSES = [pytest.param(entry, id=entry.NAME) for entry, _ in PIPELINE]
+
+
+def context_of(pass_: ModuleType) -> PassContext:
+    """Exact arithmetic for the pass that only then does something; kernels named after their operation."""
+    arithmetic = "exact" if pass_ is remove_quantization else "release"
+
+    def kernel(op: object, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(symbol=f"{op.name()}_kernel", workspace_bytes=0)  # type: ignore[attr-defined]
+
+    return PassContext(arithmetic, kernel, (3,), {"S": 1, "C1": 64, "C2": 32, "C4": 16})  # type: ignore[arg-type]
+
+
+def alone(pass_: ModuleType, module: Module) -> Module:
+    """The pass after nothing but what it cannot do without: memory is planned for selected kernels."""
+    context = context_of(pass_)
+    if pass_.NAME == "plan-memory":
+        module = select_kernels.run(module, context)
+    after: Module = pass_.run(module, context)
+    after.verify()
+    return after
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_golden_file(pass_: ModuleType, request: pytest.FixtureRequest) -> None:
+    """One page shows what the pass does; its text is read back to the same graphs."""
+    file = GOLDEN / f"{pass_.NAME.replace('-', '_')}.ir"
+    before, _, expected = file.read_text().partition("-----\n")
+    module = parse_module(before)
+    assert print_module(module).strip() == before.strip()
+    found = print_module(alone(pass_, module))
+    if request.config.getoption("--update-golden"):
+        file.write_text(f"{before}-----\n{found}")
+        expected = found
+    assert found == expected
+    assert print_module(parse_module(found)) == found
+    assert len(file.read_text().splitlines()) <= 40
+
+
+def test_every_golden_file_is_a_passs() -> None:
+    names = {entry.NAME.replace("-", "_") for entry, _ in PIPELINE}
+    assert {file.stem for file in GOLDEN.glob("*.ir")} == names
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_the_model_is_the_same_after_the_pass(pass_: ModuleType) -> None:
+    """Interpreted on random tokens in chunks: logits and states to the last bit."""
+    source, module = traced("case_02")
+    after = alone(pass_, module)
+    renamed = Module(tuple(replace(graph, name=graph.name.partition(":")[0]) for graph in after))
+    arithmetic = context_of(pass_).arithmetic
+    before = InterpretedSubject(source, module, "release")
+    subject = InterpretedSubject(source, renamed, arithmetic)
+    tokens = np.random.default_rng(11).integers(5, 500, 31)
+    for each in (before, subject):
+        each.start(len(tokens))
+    for begin, end in ((0, 13), (13, 14), (14, 31)):
+        wanted, found = (each.step(tokens[begin:end], 0, unseen) for each in (before, subject))
+        if pass_ is remove_quantization:  # another arithmetic: near, and not the same
+            assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.2
+        else:
+            assert found.equal(wanted)
+    if pass_ is not remove_quantization:
+        for name, state in before.states.items():
+            assert state.view(torch.uint8).equal(subject.states[name].view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_twice_is_once(pass_: ModuleType) -> None:
+    """A pass finds nothing left to do in its own output; selection, which makes variants, is not asked again."""
+    if pass_ is select_kernels:
+        return
+    once = alone(pass_, traced("case_02")[1])
+    context = context_of(pass_)
+    assert print_module(pass_.run(once, context)) == print_module(once)
