@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ def build_library(kernels: Sequence[CpuKernel], target: Target, path: Path) -> N
     with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
         objects = [Path(folder, f"{symbol}.o") for symbol in sorted(unique)]
         with ThreadPoolExecutor(_processors()) as pool:
-            runtime = pool.submit(_compile_runtime, compiler, target, Path(folder, "runtime.o"))
+            runtime = pool.submit(_runtime_object, compiler, target.mcpu)
             list(pool.map(lambda out: compile_object(unique[out.stem], target, out), objects))
-            objects.append(runtime.result())
+            objects.append(Path(folder, "runtime.o"))
+            objects[-1].write_bytes(runtime.result())
         exports = Path(folder, "exports.map")
         exports.write_text(_EXPORTS)
         listing = Path(folder, "objects.txt")
@@ -64,10 +66,14 @@ def compile_object(kernel: CpuKernel, target: Target, path: Path) -> None:
     tvm.get_global_func("target.build.llvm")(module, host).write_to_file(str(path), "o")
 
 
-def _compile_runtime(compiler: str, target: Target, path: Path) -> Path:
-    flags = ["-O2", "-std=gnu11", "-fPIC", "-fvisibility=hidden", f"-march={target.mcpu}", "-pthread", "-w"]
-    _run([compiler, *flags, "-c", _RUNTIME.name, "-o", str(path)], str(_RUNTIME.parent))
-    return path
+@cache
+def _runtime_object(compiler: str, mcpu: str) -> bytes:
+    """`runtime.c` as an object file, made once per process."""
+    flags = ["-O2", "-std=gnu11", "-fPIC", "-fvisibility=hidden", f"-march={mcpu}", "-pthread", "-Wall", "-Wextra"]
+    with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
+        path = Path(folder, "runtime.o")
+        _run([compiler, *flags, "-c", _RUNTIME.name, "-o", str(path)], str(_RUNTIME.parent))
+        return path.read_bytes()
 
 
 def _compiler() -> str:
