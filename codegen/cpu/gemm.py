@@ -52,7 +52,8 @@ class Weight:
     rows: int
     columns: int
     data: Buffer
-    scale: Buffer | None
+    #: None without a scale
+    scale: Buffer
     target: Target
 
     @property
