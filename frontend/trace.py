@@ -128,8 +128,12 @@ def _trace_phase(model: Model, phase: _Phase) -> Graph:
     wrapper = _Wrapper(model, phase)
     arguments = (example(phase.inputs), example(state_types))
     shapes = {"inputs": dynamic(phase.inputs), "states": dynamic(state_types)}
-    with tracing():
-        program = export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
+    try:
+        with tracing():
+            program = export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
+    except RuntimeError as error:  # what torch.export raises when a branch hangs on data
+        reason = str(error).partition("\n")[0]
+        raise TraceError(f"graph {phase.name}: expected a model whose operations hang on no data: {reason}") from error
     return _Importer(model, phase, state_types, program).run()
 
 
