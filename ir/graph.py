@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from v41c.errors import VerifyError
 from v41c.ir.op import Cost, Op, cost_of
@@ -96,20 +97,23 @@ class Graph:
             finals={state.name: graph.finals[state.name] for state in graph.states if id(state) in used},
         )
 
-    @property
+    @cached_property
     def producers(self) -> dict[Value, Node]:
         """The node that defines each node-defined value."""
         return {result: node for node in self.nodes for result in node.results}
 
     def roles(self, node: Node) -> tuple[str, ...]:
         """For every operand of `node`: "weight", "state" or "activation"."""
-        weights = set(self.weights)
-        states = self.state_versions
+        weights, states = self._weights, self.state_versions
         return tuple(
             "weight" if value in weights else "state" if value in states else "activation" for value in node.operands
         )
 
-    @property
+    @cached_property
+    def _weights(self) -> frozenset[Value]:
+        return frozenset(self.weights)
+
+    @cached_property
     def state_versions(self) -> dict[Value, str]:
         """Every version of every state, with the state's name."""
         versions = {state: state.name for state in self.states}
