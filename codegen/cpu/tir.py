@@ -36,8 +36,8 @@ STORAGE = {
     "bool": "uint8",
     "u8": "uint8",
 }
-#: multiplications and additions below which a parallel loop costs more than it saves (fork and join: about 1.3 us)
-PARALLEL_WORK = 1 << 15
+#: multiply-adds below which a parallel loop is not worth its fork and join, about 1.3 us
+PARALLEL_WORK = 1 << 17
 
 
 # ---- functions and control flow --------------------------------------------------------------------------------------
