@@ -93,6 +93,8 @@ def schema(op_type: type[Op]) -> str:
 def _library() -> torch.library.Library:
     library = torch.library.Library(NAMESPACE, "FRAGMENT")
     for name, op_type in op_types().items():
+        if not op_type.traced:
+            continue
         # an attribute is named like an operand in no operation, so the schema's names are unique
         library.define(schema(op_type), tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.register_fake(f"{NAMESPACE}::{name}", _fake(op_type), lib=library)

@@ -102,6 +102,16 @@ class Graph:
         """The node that defines each node-defined value."""
         return {result: node for node in self.nodes for result in node.results}
 
+    @cached_property
+    def users(self) -> dict[Value, list[Node]]:
+        """The nodes that read each value, in order; a graph output without readers has none."""
+        found: dict[Value, list[Node]] = {value: [] for node in self.nodes for value in node.results}
+        for node in self.nodes:
+            for value in node.operands:
+                if value is not None:
+                    found.setdefault(value, []).append(node)
+        return found
+
     def roles(self, node: Node) -> tuple[str, ...]:
         """For every operand of `node`: "weight", "state" or "activation"."""
         weights, states = self._weights, self.state_versions

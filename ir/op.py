@@ -68,6 +68,8 @@ class Op:
     states: ClassVar[tuple[str, ...]] = ()
     #: the result is the operand's storage under another shape: no kernel, no memory
     view: ClassVar[bool] = False
+    #: the eager model may use it; fused operations are made by passes only
+    traced: ClassVar[bool] = True
 
     @classmethod
     def name(cls) -> str:
@@ -114,7 +116,11 @@ class Op:
         for operand, actual in zip(declared, operands, strict=True):
             if actual is None and not operand.optional:
                 raise VerifyError(f"{self.name()}: operand {operand.name}: expected a value, got none")
-        result = self.infer(*operands)
+        try:
+            result = self.infer(*operands)
+        except VerifyError as error:  # a fused operation is refused by one of its parts
+            own = str(error).startswith(f"{self.name()}:")
+            raise error if own else VerifyError(f"{self.name()}: {error}") from None
         return result if isinstance(result, tuple) else (result,)
 
     def attributes(self) -> dict[str, Any]:

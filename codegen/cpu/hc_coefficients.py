@@ -30,7 +30,8 @@ def kernel(
 
     def emit(body: Body) -> None:
         weight = gemm.Weight(fn.dtype, rows, columns, body.operands[1], None, target)
-        coefficients = _Coefficients(op, body, weight, copies)
+        x, _, scale, base = body.operands
+        coefficients = Coefficients(op, weight, copies, (x, scale, base), body.results)
         count = body.size(stream.shape[0])
         if tokens <= 1:
             coefficients.tokens(count)
@@ -40,18 +41,32 @@ def kernel(
     return build_kernel(emit, op, operands, results, bounds, layouts=weight_layouts(target, fn, 1, -1))
 
 
-class _Coefficients:
-    def __init__(self, op: HcCoefficients, body: Body, weight: gemm.Weight, copies: int) -> None:
+class Coefficients:
+    """The coefficients of every row of a stream; `inputs` are the stream, scale and base, `results` pre, post, comb."""
+
+    def __init__(
+        self,
+        op: HcCoefficients,
+        weight: gemm.Weight,
+        copies: int,
+        inputs: tuple[Buffer, Buffer, Buffer],
+        results: Sequence[Buffer],
+    ) -> None:
         self.op, self.weight, self.copies = op, weight, copies
-        self.stream, _, self.scale, self.base = body.operands
-        self.results = body.results
+        self.stream, self.scale, self.base = inputs
+        self.results = results
 
     def _source(self, row: Expr, index: Expr, lanes: int) -> Expr:
         return tir.load(self.stream, row * self.weight.columns + index, lanes)
 
-    def tokens(self, count: Expr) -> None:
-        """One token after another: the product is bound by memory, which one thread saturates."""
+    def tokens(self, count: Expr, before: Callable[[Expr], None] | None = None) -> None:
+        """One token after another: the product is bound by memory, which one thread saturates.
+
+        `before` is what is done to a row first.
+        """
         with tir.loop(count) as row:
+            if before is not None:
+                before(row)
             products = tir.scratch(self.weight.panels * LANES)
             x = gemm.widen_row(self._source, row, self.weight.columns, 1.0)
             with tir.loop(self.weight.strips) as strip:
@@ -64,14 +79,17 @@ class _Coefficients:
                 gemm.at_strip(self.weight, strip, store)
             self._finish(row, products, tir.i64(0))
 
-    def chunk(self, count: Expr, bound: int) -> None:
-        """Blocks of rows, each with all outputs."""
+    def chunk(self, count: Expr, bound: int, before: Callable[[Expr], None] | None = None) -> None:
+        """Blocks of rows, each with all outputs; `before` is what is done to a row first."""
         sizes = gemm.tiling(self.weight, bound, all_strips=True)
         step = sizes.task_rows
         work = bound * self.weight.rows * self.weight.columns
         with tir.parallel((count + (step - 1)) // step, work) as task:
             start = tir.let(task * step)
             rows = tir.let(tir.minimum(tir.i64(step), count - start))
+            if before is not None:
+                with tir.loop(rows) as row:
+                    before(start + row)
             tile = gemm.Tile(sizes, [self.weight])
 
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
