@@ -28,7 +28,6 @@ def kernel(
         (out,) = body.results
         with parallel(body.size(left.shape[0]), bound_of(left.shape[0], bounds) * total // 4) as row:
             for source, width, place in zip(body.operands, widths, (0, widths[0]), strict=True):
-                begin, end = let(row * width), let(row * total + place)
-                each(width, lambda i, lanes, s=source, b=begin, e=end: put(out, e + i, s[at(b + i, lanes)]))
+                copy_run(source, let(row * width), out, let(row * total + place), width)
 
     return build_kernel(emit, op, operands, results, bounds)

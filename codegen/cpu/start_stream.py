@@ -30,6 +30,6 @@ def kernel(
             for copy in range(copies):
                 put(mix, row * copies + copy, const(1.0 if copy == 0 else 0.0))
                 end = let(row * (copies * width) + copy * width)
-                each(width, lambda i, lanes, e=end: put(stream, e + i, x[at(begin + i, lanes)]))
+                copy_run(x, begin, stream, end, width)
 
     return build_kernel(emit, op, operands, results, bounds)

@@ -306,6 +306,11 @@ def each(extent: int, body: Callable[[Expr, int], None]) -> None:
             body(i + whole * LANES, 1)
 
 
+def copy_run(source: Buffer, begin: Expr, out: Buffer, end: Expr, extent: int) -> None:
+    """out[end …] = source[begin …], `extent` elements of the same storage type."""
+    each(extent, lambda i, lanes: put(out, end + i, source[at(begin + i, lanes)]))
+
+
 def fold(
     extent: int,
     start: float,
