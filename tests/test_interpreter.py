@@ -17,8 +17,8 @@ from v41c.ir.interpret import interpret
 from v41c.ir.text import parse_module, print_module
 from v41c.subject import Arithmetic, EagerSubject, Notes, Subject
 
-# a window's worth, more than that, one token, and an odd position in between
-CHUNKS = (19, 1, 1, 40, 2, 1)
+# more than a window of one case, single tokens at odd and even positions, and more of both
+CHUNKS = (19, 1, 14, 1)
 
 
 def tokens_of(config_size: int, count: int) -> np.ndarray:
