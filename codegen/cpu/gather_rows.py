@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.sparse import Types, required
-from v41c.codegen.cpu.tir import at, cast, each, let, parallel, put
+from v41c.codegen.cpu.tir import cast, copy_run, let, parallel
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.gather_rows import GatherRows
 from v41c.ir.types import TensorType
@@ -27,6 +27,6 @@ def kernel(
         (x, rows), (out,) = body.operands, body.results
         with parallel(body.size(rows_type.shape[0]), bound_of(rows_type.shape[0], bounds) * width // 4) as row:
             begin, end = let(cast(rows[row], "int64") * width), let(row * width)
-            each(width, lambda i, lanes: put(out, end + i, x[at(begin + i, lanes)]))
+            copy_run(x, begin, out, end, width)
 
     return build_kernel(emit, op, operands, results, bounds)

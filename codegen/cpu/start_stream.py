@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.sparse import Types, required
-from v41c.codegen.cpu.tir import at, const, each, let, parallel, put
+from v41c.codegen.cpu.tir import const, copy_run, let, parallel, put
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.start_stream import StartStream
 from v41c.ir.types import TensorType
