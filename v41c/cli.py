@@ -12,7 +12,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NoReturn
@@ -36,14 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    with contextlib.suppress(ValueError):  # not the main thread: nobody can send it a signal
-        signal.signal(signal.SIGTERM, _terminate)
     try:
-        with cli.make_context("v41c", given or ["--help"]) as context:
-            cli.invoke(context)
-        sys.stdout.flush()
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
+        with _raised_sigterm():
+            code = _invoke(given or ["--help"])
+            sys.stdout.flush()
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "v41c"
         return _fail(f"{error.format_message()} See `{where} --help`.", error.exit_code)
@@ -62,7 +59,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
     except Terminated:
         return _fail("terminated", TERMINATED)
+    return code
+
+
+def _invoke(arguments: list[str]) -> int:
+    try:
+        with cli.make_context("v41c", arguments) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
     return 0
+
+
+@contextlib.contextmanager
+def _raised_sigterm() -> Iterator[None]:
+    """SIGTERM raises Terminated within this context, where it is entered in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
