@@ -25,9 +25,9 @@ from v41c.targets.target import Target
 #: TIR dtype of the elements of a packed weight
 WORDS = {"f32": "float32", "bf16": "uint16", "f8e4m3": "int32", "f4e2m1": "uint16"}
 _GROUP = layouts.SCALE_BLOCK
-#: e4m3 decodes to value · 2^-120; the scale restores 2^100 of it and the activation 2^20, so that neither overflows
-#: for scales up to 2^27 and activations up to 2^107
-_SCALE_SHIFT, _ACTIVATION_SHIFT = 2.0**100, 2.0**20
+#: e4m3 decodes to value · 2^-120. Half of that comes back with the scale and half with the result, so that neither
+#: scaled activations nor weights leave the normal range for scales 2^-57 … 2^67 and activations below 2^60
+_HALF_SHIFT = 2.0**60
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 #: f32 of an activation: (row, column, lanes)
@@ -82,9 +82,9 @@ class Weight:
         return self.columns // 4 if self.quantized else self.columns
 
     @property
-    def activation_factor(self) -> float:
-        """What an activation must be multiplied with before it meets decoded weights."""
-        return _ACTIVATION_SHIFT if self.dtype == "f8e4m3" else 1.0
+    def restore(self) -> float:
+        """What a sum of products with decoded weights must be multiplied with."""
+        return _HALF_SHIFT if self.dtype == "f8e4m3" else 1.0
 
     @property
     def scale_panels(self) -> int:
@@ -105,7 +105,7 @@ class Weight:
         place = panel.scale + group * panel.scale_step
         if self.dtype == "f8e4m3":
             code = tir.cast(self.scale[place], "int32")
-            return tir.splat(tir.let(tir.decode_e8m0(code) * tir.const(_SCALE_SHIFT)), LANES)
+            return tir.splat(tir.let(tir.decode_e8m0(code) * tir.const(_HALF_SHIFT)), LANES)
         code = tir.cast(self.scale[tir.at(place * LANES, LANES)], "int32")
         # the half-precision decoder leaves value · 2^-14
         restore = 1.0 if self.target.has_avx512 else 2.0**14
@@ -118,7 +118,7 @@ class Weight:
             return [tir.let(tir.load(self.data, place))]
         word = tir.let(self.data[tir.at(place, LANES)])
         if self.dtype == "f8e4m3":
-            return [tir.decode_e4m3_top(tir.shl(word, 24 - 8 * j)) * scale for j in range(4)]
+            return [value * scale for value in _decode_e4m3(word)]
         if self.target.has_avx512:
             word = tir.let(tir.cast(word, "int32"))
             return [_lookup_e2m1(tir.shr(word, 4 * j)) * scale for j in range(4)]
@@ -139,6 +139,11 @@ def strip_panels(target: Target, panels: int, quantized: bool) -> int:
     return even + even % 2 if panels > 1 else 1
 
 
+def _decode_e4m3(word: Expr) -> list[Expr]:
+    """value · 2^-120 of the four e4m3 in each int32."""
+    return [tir.decode_e4m3_top(tir.shl(word, 24 - 8 * j)) for j in range(4)]
+
+
 def _lookup_e2m1(code: Expr) -> Expr:
     """f32 of 16 e2m1 codes in the low four bits of int32: one permutation of a table held in a register."""
     values = [*_E2M1, *(-value for value in _E2M1)]
@@ -149,28 +154,42 @@ def _lookup_e2m1(code: Expr) -> Expr:
 # ---- one token -------------------------------------------------------------------------------------------------------
 
 
-def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Local]:
-    """Σ_k x[k] · weight[panel, k] for the panels of a strip at once, 16 outputs each.
+def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Expr]:
+    """Σ_k x[k] · weight[panel, k], x in f32, for the panels of a strip at once, 16 outputs each.
 
-    `x` is f32 and already multiplied by the activation factor. Several sums run side by side because one chain of
-    multiply-adds is bound by their latency.
+    Several sums run side by side because one chain of multiply-adds is bound by their latency.
     """
     sums = [tir.local(tir.const(0.0, LANES)) for _ in panels]
-
-    def word(index: Expr, k: Expr, scales: Sequence[Expr | None]) -> None:
-        for total, panel, scale in zip(sums, panels, scales, strict=True):
-            for j, column in enumerate(weight.columns_of(panel, index, scale)):
-                total.set(tir.fma(tir.splat(x[k + j], LANES), column, total.value))
-
-    if weight.quantized:
+    if weight.dtype == "f8e4m3" and len(panels) == 2:
+        _dot_block(weight, panels, x, sums)
+    elif weight.quantized:
         with tir.loop(weight.columns // _GROUP) as group:
             scales = [tir.let(weight.scales(panel, group)) for panel in panels]
             with tir.loop(_GROUP // 4) as quad:
-                word(tir.let(group * (_GROUP // 4) + quad), tir.let(group * _GROUP + quad * 4), scales)
+                k = tir.let(group * _GROUP + quad * 4)
+                for total, panel, scale in zip(sums, panels, scales, strict=True):
+                    for j, column in enumerate(weight.columns_of(panel, k // 4, scale)):
+                        total.set(tir.fma(tir.splat(x[k + j], LANES), column, total.value))
     else:
         with tir.loop(weight.columns) as k:
-            word(k, k, [None] * len(panels))
-    return sums
+            for total, panel in zip(sums, panels, strict=True):
+                (column,) = weight.columns_of(panel, k, None)
+                total.set(tir.fma(tir.splat(x[k], LANES), column, total.value))
+    return [tir.let(total.value * tir.const(weight.restore, LANES)) for total in sums]
+
+
+def _dot_block(weight: Weight, panels: Sequence[Panel], x: Buffer, sums: Sequence[Local]) -> None:
+    """A strip of two panels is a block of 32 rows with one scale per group: it goes to x, exactly as to the weights."""
+    scaled = tir.scratch(_GROUP)
+    with tir.loop(weight.columns // _GROUP) as group:
+        scale = tir.let(weight.scales(panels[0], group))
+        for part in range(0, _GROUP, LANES):
+            tir.put(scaled, part, tir.load(x, group * _GROUP + part) * scale)
+        with tir.loop(_GROUP // 4) as quad:
+            for total, panel in zip(sums, panels, strict=True):
+                word = weight.data[tir.at((panel.data + (group * (_GROUP // 4) + quad) * panel.step) * LANES, LANES)]
+                for j, value in enumerate(_decode_e4m3(tir.let(word))):
+                    total.set(tir.fma(tir.splat(scaled[quad * 4 + j], LANES), value, total.value))
 
 
 def at_strip(weight: Weight, strip: Expr, body: Callable[[int], None]) -> None:
@@ -185,12 +204,12 @@ def at_strip(weight: Weight, strip: Expr, body: Callable[[int], None]) -> None:
         body(rest)
 
 
-def widen_row(source: Rows, row: Expr, columns: int, factor: float) -> Buffer:
-    """A row as f32 · factor in scratch memory."""
+def widen_row(source: Rows, row: Expr, columns: int) -> Buffer:
+    """A row as f32 in scratch memory."""
     x = tir.scratch(columns)
 
     def body(index: Expr, lanes: int) -> None:
-        tir.put(x, index, source(row, index, lanes) * tir.const(factor, lanes))
+        tir.put(x, index, source(row, index, lanes))
 
     tir.each(columns, body)
     return x
@@ -239,7 +258,8 @@ def tiling(weight: Weight, tokens: int, matrices: int = 1, streams: int = 1, all
 class Tile:
     """Products of a block of rows with some strips of one or two weights, inside a parallel task.
 
-    Scratch memory: `sums` [rows, task panels · streams, 16], f32; panel j of stream s is column j · streams + s.
+    Scratch memory: `sums` [rows, task panels · streams, 16], f32; panel j of stream s is column j · streams + s. Read
+    them by `value`.
     """
 
     #: rows that are multiplied straight from the packed weight, and how many such blocks before tiles pay
@@ -269,6 +289,11 @@ class Tile:
             self._run_few(count, source, matrix, first, strips)
         with tir.when(kind == 1):
             self._run_many(count, source, matrix, first, strips)
+
+    def value(self, row: Expr, column: Expr) -> Expr:
+        """The 16 outputs of a row at a column of `sums`."""
+        total = tir.load(self.sums, row * self.width + column * LANES)
+        return total * tir.const(self.weights[0].restore, LANES)
 
     # -- a few rows: weights are decoded in registers, once for FEW_ROWS rows
 
@@ -339,12 +364,11 @@ class Tile:
                     self._multiply(count, unit, tir.let(column * LANES), length)
 
     def _copy_rows(self, count: Expr, source: Rows, start: Expr, length: Expr, stride: int) -> None:
-        factor = self.weights[0].activation_factor
         with tir.loop(count) as row:
             base = tir.let(row * stride)
 
             def copy(index: Expr, lanes: int, row: Expr = row, base: Expr = base) -> None:
-                tir.put(self._rows, base + index, source(row, start + index, lanes) * tir.const(factor, lanes))
+                tir.put(self._rows, base + index, source(row, start + index, lanes))
 
             _each(length, self.weights[0].columns, copy)
 

@@ -68,13 +68,13 @@ class Coefficients:
             if before is not None:
                 before(row)
             products = tir.scratch(self.weight.panels * LANES)
-            x = gemm.widen_row(self._source, row, self.weight.columns, 1.0)
+            x = gemm.widen_row(self._source, row, self.weight.columns)
             with tir.loop(self.weight.strips) as strip:
 
                 def store(width: int, strip: Expr = strip, x: Buffer = x) -> None:
                     sums = gemm.dot(self.weight, self.weight.strip_of(0, strip, width), x)
                     for j, total in enumerate(sums):
-                        tir.put(products, (strip * self.weight.strip + j) * LANES, total.value)
+                        tir.put(products, (strip * self.weight.strip + j) * LANES, total)
 
                 gemm.at_strip(self.weight, strip, store)
             self._finish(row, products, tir.i64(0))

@@ -135,7 +135,7 @@ class _Experts:
             first = tir.let(token * self.chosen)
             with tir.parallel(self.chosen * self.w1.strips, self.work) as task:
                 place, strip = tir.let(first + task // self.w1.strips), tir.let(task % self.w1.strips)
-                x = gemm.widen_row(self._source, token, self.width, self.w1.activation_factor)
+                x = gemm.widen_row(self._source, token, self.width)
                 gemm.at_strip(self.w1, strip, partial(self._hidden_strip, x, first, place, strip))
             with tir.parallel(self.w2.strips, self.work) as strip:
                 gemm.at_strip(self.w2, strip, partial(self._output_strip, token, first, strip))
@@ -147,14 +147,13 @@ class _Experts:
         expert = tir.let(tir.i64(self.ids[place]))
         # one weight after the other: a thread streams best from one place
         gates, ups = (gemm.dot(w, w.strip_of(expert, strip, width), x) for w in (self.w1, self.w3))
-        hidden = self._activate([s.value for s in gates], [s.value for s in ups], self.gains[place])
+        hidden = self._activate(gates, ups, self.gains[place])
         for j, value in enumerate(hidden):
             panel = strip * self.w1.strip + j
             gemm.store_panel(self.hidden, self._hidden_at(place - first), panel, self.inner, value)
 
     def _output_strip(self, token: Expr, first: Expr, strip: Expr, width: int) -> None:
         totals = [tir.local(tir.const(0.0, LANES)) for _ in range(width)]
-        factor = self.w2.activation_factor
         with tir.loop(self.chosen) as j:
             place = tir.let(first + j)
             expert, start = tir.let(tir.i64(self.ids[place])), tir.let(self._hidden_at(j))
@@ -162,9 +161,9 @@ class _Experts:
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return tir.load(self.hidden, start + index, lanes)
 
-            x = gemm.widen_row(source, place, self.inner, factor)
+            x = gemm.widen_row(source, place, self.inner)
             for total, value in zip(totals, gemm.dot(self.w2, self.w2.strip_of(expert, strip, width), x), strict=True):
-                total.set(total.value + tir.let(self._rounded(value.value)))
+                total.set(total.value + tir.let(self._rounded(value)))
         for j, total in enumerate(totals):
             gemm.store_panel(self.out, token * self.width, strip * self.w2.strip + j, self.width, total.value)
 
@@ -239,16 +238,16 @@ class _Experts:
         # a group of the round trip at a time; tiles take whole ones
         each = 1 if self.op.format == "none" else formats.FORMATS[self.op.format].group // LANES
         with tir.loop(panels // each) as unit:
-            base = tir.let(row * tile.width + unit * (2 * each * LANES))
-            sums = [[tir.load(tile.sums, base + (2 * j + s) * LANES) for j in range(each)] for s in range(2)]
-            for j, value in enumerate(self._activate(sums[0], sums[1], gain)):
+            base = tir.let(unit * (2 * each))
+            gates, ups = ([tile.value(row, base + 2 * j + s) for j in range(each)] for s in range(2))
+            for j, value in enumerate(self._activate(gates, ups, gain)):
                 panel = first + unit * each + j
                 gemm.store_panel(self.hidden, self._hidden_at(place), panel, self.inner, value)
 
     def _add_output(self, tile: gemm.Tile, row: Expr, place: Expr, first: Expr, panels: Expr) -> None:
         base = tir.let(self._pair_at(place) // self.chosen * self.width)
         with tir.loop(panels) as j:
-            value = tir.let(self._rounded(tir.load(tile.sums, row * tile.width + j * LANES)))
+            value = tir.let(self._rounded(tile.value(row, j)))
             gemm.add_panel(self.out, base, first + j, self.width, value)
 
     def _clear(self, first: Expr, strips: int) -> None:

@@ -88,7 +88,7 @@ class _Token(_Product):
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return self.source(row, group, index, lanes)
 
-            x = gemm.widen_row(source, row, weight.columns, weight.activation_factor)
+            x = gemm.widen_row(source, row, weight.columns)
             gemm.at_strip(weight, strip, partial(self._strip, x, row, group, strip))
 
     def _strip(self, x: Expr, row: Expr, group: Expr, strip: Expr, width: int) -> None:
@@ -96,7 +96,7 @@ class _Token(_Product):
         sums = gemm.dot(weight, weight.strip_of(group, strip, width), x)
         for j, total in enumerate(sums):
             panel = strip * weight.strip + j
-            gemm.store_panel(self.body.results[0], self.out(row, group), panel, weight.rows, total.value)
+            gemm.store_panel(self.body.results[0], self.out(row, group), panel, weight.rows, total)
 
 
 class _Chunk(_Product):
@@ -124,5 +124,5 @@ class _Chunk(_Product):
             with tir.loop(count) as row:
                 base = tir.let(self.out(start + row, group))
                 with tir.loop(gemm.task_panels(weight, first, strips)) as j:
-                    value = tir.load(tile.sums, row * tile.width + j * tir.LANES)
-                    gemm.store_panel(self.body.results[0], base, first * weight.strip + j, weight.rows, value)
+                    panel = first * weight.strip + j
+                    gemm.store_panel(self.body.results[0], base, panel, weight.rows, tile.value(row, j))
