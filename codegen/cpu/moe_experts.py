@@ -97,9 +97,9 @@ class _Experts:
         if self.tokens <= 1:
             self._one_by_one()
             return
-        # one by one reads a weight again for each token that wants it; sorting pays once experts are shared
+        # one by one reads a weight again for each token that wants it; sorting pays once most are shared
         alone = tir.select(self.count <= 1, tir.i64(1), tir.i64(0))
-        few = tir.let(tir.select(self.count * (2 * self.chosen) <= self.experts, tir.i64(1), alone))
+        few = tir.let(tir.select(self.count * self.chosen <= self.experts, tir.i64(1), alone))
         with tir.when(few == 1):
             self._one_by_one()
         with tir.when(few == 0):
