@@ -358,6 +358,29 @@ def inspect(engine: Path, graph: str | None, after: str | None, as_json: bool) -
         print(text, end="")
 
 
+@cli.command(short_help="Figures of an architecture, computed from its graphs.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--context", type=click.IntRange(min=1), help="Tokens of the prompt.  [default: 1048576]")
+@_json
+def report(model: Path, context: int | None, as_json: bool) -> None:
+    """Show the figures of MODEL, an engine, a checkpoint or a configuration, and where each comes from.
+
+    Parameters, bytes of caches, traffic of the residual stream, arithmetic and launches: all from the graphs, so that
+    a changed configuration shows what it changes. Weights are not needed.
+
+    \b
+    Examples:
+      v41c report e
+      v41c report v41c/data/release/config.json --context 100000 --json
+    """
+    from v41c.report import report
+
+    with progress() as show:
+        show("reading the graphs")
+        figures = report(model, context)
+    _emit(figures, as_json)
+
+
 @cli.command(short_help="Time an engine, PyTorch beside it, and the machine.")
 @_engine
 @click.option("--against", callback=_baselines, help="eager, compile or eager,compile.")
