@@ -14,6 +14,9 @@ from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.attention_entries import Entries
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.numeric import (
+    exp,
+)
 from v41c.codegen.cpu.sparse import Types, array, broadcast, registers, required, transpose_words
 from v41c.codegen.cpu.tir import (
     LANES,
@@ -22,7 +25,6 @@ from v41c.codegen.cpu.tir import (
     bf16,
     bits,
     const,
-    exp,
     fma,
     from_bits,
     i64,

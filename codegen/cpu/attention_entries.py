@@ -7,23 +7,9 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body
+from v41c.codegen.cpu.numeric import decode_e4m3, decode_e8m0
 from v41c.codegen.cpu.sparse import Types, decode_e2m1_lanes, integers, prefetch, required, shuffle
-from v41c.codegen.cpu.tir import (
-    LANES,
-    Buffer,
-    Expr,
-    at,
-    cast,
-    decode_e4m3,
-    decode_e8m0,
-    i64,
-    let,
-    load,
-    local,
-    loop,
-    put,
-    when,
-)
+from v41c.codegen.cpu.tir import LANES, Buffer, Expr, at, cast, i64, let, load, local, loop, put, when
 from v41c.ir import formats
 from v41c.ir.ops.attention import Attention
 from v41c.ir.types import DType

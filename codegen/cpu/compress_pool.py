@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.numeric import (
+    exp,
+)
 from v41c.codegen.cpu.sparse import Types, required
 from v41c.codegen.cpu.tir import (
     LANES,
@@ -15,7 +18,6 @@ from v41c.codegen.cpu.tir import (
     at,
     cast,
     const,
-    exp,
     fma,
     let,
     local,

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.numeric import (
+    sigmoid,
+    with_sign,
+)
 from v41c.codegen.cpu.sparse import Types, required
 from v41c.codegen.cpu.tir import (
     Expr,
@@ -22,12 +26,10 @@ from v41c.codegen.cpu.tir import (
     maximum,
     parallel,
     product,
-    sigmoid,
     splat,
     sqrt,
     store,
     sum_squares,
-    with_sign,
 )
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.engram_gate import EngramGate

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.numeric import decode_e4m3, decode_e8m0
 from v41c.codegen.cpu.sparse import Types, prefetch, required
-from v41c.codegen.cpu.tir import LANES, at, cast, decode_e4m3, decode_e8m0, each, let, load, loop, parallel, store
+from v41c.codegen.cpu.tir import LANES, at, cast, each, let, load, loop, parallel, store
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.engram_lookup import EngramLookup
 from v41c.ir.types import DType, TensorType

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tvm import tirx
 
-from v41c.codegen.cpu import gemm, tir
+from v41c.codegen.cpu import gemm, gemv, numeric, packed, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.product import weight_layouts
 from v41c.codegen.cpu.sparse import Types, required
@@ -29,7 +29,7 @@ def kernel(
     rows, columns = (int(dim) for dim in fn.shape)
 
     def emit(body: Body) -> None:
-        weight = gemm.Weight(fn.dtype, rows, columns, body.operands[1], None, target)
+        weight = packed.Weight(fn.dtype, rows, columns, body.operands[1], None, target)
         x, _, scale, base = body.operands
         coefficients = Coefficients(op, weight, copies, (x, scale, base), body.results)
         count = body.size(stream.shape[0])
@@ -47,7 +47,7 @@ class Coefficients:
     def __init__(
         self,
         op: HcCoefficients,
-        weight: gemm.Weight,
+        weight: packed.Weight,
         copies: int,
         inputs: tuple[Buffer, Buffer, Buffer],
         results: Sequence[Buffer],
@@ -68,15 +68,15 @@ class Coefficients:
             if before is not None:
                 before(row)
             products = tir.scratch(self.weight.panels * LANES)
-            x = gemm.widen_row(self._source, row, self.weight.columns)
+            x = gemv.widen_row(self._source, row, self.weight.columns)
             with tir.loop(self.weight.strips) as strip:
 
                 def store(width: int, strip: Expr = strip, x: Buffer = x) -> None:
-                    sums = gemm.dot(self.weight, self.weight.strip_of(0, strip, width), x)
+                    sums = gemv.dot(self.weight, self.weight.strip_of(0, strip, width), x)
                     for j, total in enumerate(sums):
                         tir.put(products, (strip * self.weight.strip + j) * LANES, total)
 
-                gemm.at_strip(self.weight, strip, store)
+                packed.at_strip(self.weight, strip, store)
             self._finish(row, products, tir.i64(0))
 
     def chunk(self, count: Expr, bound: int, before: Callable[[Expr], None] | None = None) -> None:
@@ -111,8 +111,8 @@ class Coefficients:
             return tir.let(tir.product(m, tir.splat(self.scale[part], lanes)) + tir.load(self.base, start, lanes))
 
         pre, post, comb = self.results
-        tir.put(pre, row * n, tir.sigmoid(scaled(0, 0, n)) + tir.const(self.op.eps, n))
-        tir.put(post, row * n, tir.sigmoid(scaled(1, n, n)) * tir.const(2.0, n))
+        tir.put(pre, row * n, numeric.sigmoid(scaled(0, 0, n)) + tir.const(self.op.eps, n))
+        tir.put(post, row * n, numeric.sigmoid(scaled(1, n, n)) * tir.const(2.0, n))
         tir.put(comb, row * (n * n), self._sinkhorn(scaled(2, 2 * n, n * n)))
 
     def _sinkhorn(self, logits: Expr) -> Expr:
@@ -132,7 +132,7 @@ class Coefficients:
         def normalize(value: Expr, picks: Sequence[Sequence[int]]) -> Expr:
             return value / (total(value, picks, lambda a, b: a + b) + eps)
 
-        powers = tir.let(tir.exp(logits - total(logits, row_of, tir.maximum)))
+        powers = tir.let(numeric.exp(logits - total(logits, row_of, tir.maximum)))
         softmax = tir.let(powers / total(powers, row_of, lambda a, b: a + b))
         matrix = tir.local(tir.let(normalize(tir.let(softmax + eps), column_of)))
         with tir.loop(self.op.iterations - 1):

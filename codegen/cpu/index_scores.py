@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body
+from v41c.codegen.cpu.numeric import (
+    decode_e8m0,
+)
 from v41c.codegen.cpu.sparse import (
     Types,
     array,
@@ -30,7 +33,6 @@ from v41c.codegen.cpu.tir import (
     bf16,
     cast,
     const,
-    decode_e8m0,
     fma,
     from_bits,
     i64,

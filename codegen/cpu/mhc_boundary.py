@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from v41c.codegen.cpu import gemm, tir
+from v41c.codegen.cpu import packed, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.hc_coefficients import Coefficients
 from v41c.codegen.cpu.mhc import Entry
@@ -30,9 +30,9 @@ def kernel(
     rows, columns = (int(dim) for dim in fn.shape)
 
     def emit(body: Body) -> None:
-        stream, y, post, comb, pre, packed, scale, base, weight = body.operands
+        stream, y, post, comb, pre, panels, scale, base, weight = body.operands
         updated, *entered = body.results[: len(body.results) - 3]
-        product = gemm.Weight(fn.dtype, rows, columns, packed, None, target)
+        product = packed.Weight(fn.dtype, rows, columns, panels, None, target)
         inputs = (updated, scale, base)
         coefficients = Coefficients(op.parts()[3], product, copies, inputs, body.results[-3:])
         entry = Entry(op, pre, weight, entered, copies, width)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
-from v41c.codegen.cpu import gemm, quantize, tir
+from v41c.codegen.cpu import gemm, gemv, numeric, packed, quantize, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.product import weight_layouts
 from v41c.codegen.cpu.sparse import Types, required
@@ -47,7 +47,7 @@ def kernel(
     def emit(body: Body) -> None:
         _Experts(op, body, body.size(x.shape[0]), tokens, chosen, (experts, inner, width), w1.dtype, target).emit()
 
-    words = gemm.WORDS[w1.dtype]
+    words = packed.WORDS[w1.dtype]
     scratch = tokens * chosen * inner + (_table_words(experts, tokens * chosen) if tokens > 1 else 0)
     return build_kernel(
         emit,
@@ -85,7 +85,7 @@ class _Experts:
         self.bf16 = self.x.dtype == "uint16"
         shapes = ((self.inner, self.width), (self.inner, self.width), (self.width, self.inner))
         self.w1, self.w3, self.w2 = (
-            gemm.Weight(dtype, rows, columns, body.operands[3 + i], body.operands[6 + i], target)
+            packed.Weight(dtype, rows, columns, body.operands[3 + i], body.operands[6 + i], target)
             for i, (rows, columns) in enumerate(shapes)
         )
         self.table, self.hidden = body.integers, body.words
@@ -114,8 +114,8 @@ class _Experts:
         hidden = []
         for gate, up in zip(gates, ups, strict=True):
             g = tir.let(tir.minimum(tir.const(limit, LANES), tir.let(self._rounded(gate))))
-            v = tir.let(tir.clamp(tir.let(self._rounded(up)), limit))
-            value = tir.product(tir.product(tir.silu(g), v), tir.splat(gain, LANES))
+            v = tir.let(numeric.clamp(tir.let(self._rounded(up)), limit))
+            value = tir.product(tir.product(numeric.silu(g), v), tir.splat(gain, LANES))
             hidden.append(tir.let(self._rounded(value)))
         if self.op.format == "none":
             return hidden
@@ -135,10 +135,10 @@ class _Experts:
             first = tir.let(token * self.chosen)
             with tir.parallel(self.chosen * self.w1.strips, self.work) as task:
                 place, strip = tir.let(first + task // self.w1.strips), tir.let(task % self.w1.strips)
-                x = gemm.widen_row(self._source, token, self.width)
-                gemm.at_strip(self.w1, strip, partial(self._hidden_strip, x, first, place, strip))
+                x = gemv.widen_row(self._source, token, self.width)
+                packed.at_strip(self.w1, strip, partial(self._hidden_strip, x, first, place, strip))
             with tir.parallel(self.w2.strips, self.work) as strip:
-                gemm.at_strip(self.w2, strip, partial(self._output_strip, token, first, strip))
+                packed.at_strip(self.w2, strip, partial(self._output_strip, token, first, strip))
 
     def _source(self, row: Expr, index: Expr, lanes: int) -> Expr:
         return tir.load(self.x, row * self.width + index, lanes)
@@ -146,11 +146,11 @@ class _Experts:
     def _hidden_strip(self, x: Buffer, first: Expr, place: Expr, strip: Expr, width: int) -> None:
         expert = tir.let(tir.i64(self.ids[place]))
         # one weight after the other: a thread streams best from one place
-        gates, ups = (gemm.dot(w, w.strip_of(expert, strip, width), x) for w in (self.w1, self.w3))
+        gates, ups = (gemv.dot(w, w.strip_of(expert, strip, width), x) for w in (self.w1, self.w3))
         hidden = self._activate(gates, ups, self.gains[place])
         for j, value in enumerate(hidden):
             panel = strip * self.w1.strip + j
-            gemm.store_panel(self.hidden, self._hidden_at(place - first), panel, self.inner, value)
+            packed.store_panel(self.hidden, self._hidden_at(place - first), panel, self.inner, value)
 
     def _output_strip(self, token: Expr, first: Expr, strip: Expr, width: int) -> None:
         totals = [tir.local(tir.const(0.0, LANES)) for _ in range(width)]
@@ -161,11 +161,11 @@ class _Experts:
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return tir.load(self.hidden, start + index, lanes)
 
-            x = gemm.widen_row(source, place, self.inner)
-            for total, value in zip(totals, gemm.dot(self.w2, self.w2.strip_of(expert, strip, width), x), strict=True):
+            x = gemv.widen_row(source, place, self.inner)
+            for total, value in zip(totals, gemv.dot(self.w2, self.w2.strip_of(expert, strip, width), x), strict=True):
                 total.set(total.value + tir.let(self._rounded(value)))
         for j, total in enumerate(totals):
-            gemm.store_panel(self.out, token * self.width, strip * self.w2.strip + j, self.width, total.value)
+            packed.store_panel(self.out, token * self.width, strip * self.w2.strip + j, self.width, total.value)
 
     # -- many tokens ---------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class _Experts:
         start = tir.let(tir.i64(self.table[expert]))
         end = tir.let(tir.i64(self.table[expert + 1]))
         strips = tir.let(tir.minimum(tir.i64(tile.sizes.task_strips), tir.i64(weight.strips) - first))
-        panels = gemm.task_panels(weight, first, strips)
+        panels = packed.task_panels(weight, first, strips)
         step = tile.sizes.task_rows
         with tir.loop((end - start + (step - 1)) // step) as block:
             base = tir.let(start + block * step)
@@ -242,19 +242,19 @@ class _Experts:
             gates, ups = ([tile.value(row, base + 2 * j + s) for j in range(each)] for s in range(2))
             for j, value in enumerate(self._activate(gates, ups, gain)):
                 panel = first + unit * each + j
-                gemm.store_panel(self.hidden, self._hidden_at(place), panel, self.inner, value)
+                packed.store_panel(self.hidden, self._hidden_at(place), panel, self.inner, value)
 
     def _add_output(self, tile: gemm.Tile, row: Expr, place: Expr, first: Expr, panels: Expr) -> None:
         base = tir.let(self._pair_at(place) // self.chosen * self.width)
         with tir.loop(panels) as j:
             value = tir.let(self._rounded(tile.value(row, j)))
-            gemm.add_panel(self.out, base, first + j, self.width, value)
+            packed.add_panel(self.out, base, first + j, self.width, value)
 
     def _clear(self, first: Expr, strips: int) -> None:
-        panels = gemm.task_panels(self.w2, first, tir.i64(strips))
+        panels = packed.task_panels(self.w2, first, tir.i64(strips))
         with tir.loop(self.count) as token, tir.loop(panels) as j:
             zero = tir.const(0.0, LANES)
-            gemm.store_panel(self.out, token * self.width, first * self.w2.strip + j, self.width, zero)
+            packed.store_panel(self.out, token * self.width, first * self.w2.strip + j, self.width, zero)
 
 
 _Rows = Callable[[Expr, Expr, Expr, int], Expr]

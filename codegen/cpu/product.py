@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from v41c.codegen.cpu import gemm, layouts, tir
+from v41c.codegen.cpu import gemm, gemv, layouts, packed, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.tir import Expr
 from v41c.codegen.kernel import CpuKernel
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def weight_layouts(target: Target, kind: TensorType, weight: int, scale: int, groups: int = 1) -> dict[int, str]:
     """Layouts by operand index of a weight [.., M, K] and, where its dtype has one, its scale."""
     names = {DType.F8E4M3: "block_scales", DType.F4E2M1: "row_scales"}
-    strip = gemm.strip_panels(target, layouts.panels(int(kind.shape[-2]) // groups), kind.dtype in names)
+    strip = packed.strip_panels(target, layouts.panels(int(kind.shape[-2]) // groups), kind.dtype in names)
     suffix = f"{strip}:{groups}" if groups > 1 else f"{strip}"
     found = {weight: f"panels{suffix}"}
     return found | {scale: f"{names[kind.dtype]}{suffix}"} if kind.dtype in names else found
@@ -49,8 +49,8 @@ def product_kernel(
         )
 
     def emit(body: Body) -> None:
-        packed = gemm.Weight(weight.dtype, rows, columns, body.operands[1], body.operands[2], target)
-        (_Token if tokens <= 1 else _Chunk)(body, packed, groups, body.size(x.shape[0]), tokens).emit()
+        matrix = packed.Weight(weight.dtype, rows, columns, body.operands[1], body.operands[2], target)
+        (_Token if tokens <= 1 else _Chunk)(body, matrix, groups, body.size(x.shape[0]), tokens).emit()
 
     return build_kernel(
         emit,
@@ -59,12 +59,12 @@ def product_kernel(
         results,
         bounds,
         layouts=weight_layouts(target, weight, 1, 2, groups),
-        storage={1: gemm.WORDS[weight.dtype]},
+        storage={1: packed.WORDS[weight.dtype]},
     )
 
 
 class _Product:
-    def __init__(self, body: Body, weight: gemm.Weight, groups: int, count: Expr, bound: int) -> None:
+    def __init__(self, body: Body, weight: packed.Weight, groups: int, count: Expr, bound: int) -> None:
         self.body, self.weight, self.groups, self.count, self.bound = body, weight, groups, count, bound
         self.work = max(1, bound) * groups * weight.rows * weight.columns
 
@@ -88,15 +88,15 @@ class _Token(_Product):
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
                 return self.source(row, group, index, lanes)
 
-            x = gemm.widen_row(source, row, weight.columns)
-            gemm.at_strip(weight, strip, partial(self._strip, x, row, group, strip))
+            x = gemv.widen_row(source, row, weight.columns)
+            packed.at_strip(weight, strip, partial(self._strip, x, row, group, strip))
 
     def _strip(self, x: Expr, row: Expr, group: Expr, strip: Expr, width: int) -> None:
         weight = self.weight
-        sums = gemm.dot(weight, weight.strip_of(group, strip, width), x)
+        sums = gemv.dot(weight, weight.strip_of(group, strip, width), x)
         for j, total in enumerate(sums):
             panel = strip * weight.strip + j
-            gemm.store_panel(self.body.results[0], self.out(row, group), panel, weight.rows, total)
+            packed.store_panel(self.body.results[0], self.out(row, group), panel, weight.rows, total)
 
 
 class _Chunk(_Product):
@@ -123,6 +123,6 @@ class _Chunk(_Product):
             tile.run(count, source, group, first, strips)
             with tir.loop(count) as row:
                 base = tir.let(self.out(start + row, group))
-                with tir.loop(gemm.task_panels(weight, first, strips)) as j:
+                with tir.loop(packed.task_panels(weight, first, strips)) as j:
                     panel = first * weight.strip + j
-                    gemm.store_panel(self.body.results[0], base, panel, weight.rows, tile.value(row, j))
+                    packed.store_panel(self.body.results[0], base, panel, weight.rows, tile.value(row, j))

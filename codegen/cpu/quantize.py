@@ -4,23 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from v41c.codegen.cpu.tir import (
-    LANES,
-    Expr,
-    absolute,
-    clamp,
-    const,
-    join_lanes,
-    let,
-    maximum,
-    minimum,
-    power_of_two,
-    product,
-    round_e2m1,
-    round_e4m3,
-    scale_exponent,
-    splat,
-)
+from v41c.codegen.cpu.numeric import clamp, power_of_two, round_e2m1, round_e4m3, scale_exponent
+from v41c.codegen.cpu.tir import LANES, Expr, absolute, const, join_lanes, let, maximum, minimum, product, splat
 from v41c.ir.formats import Format
 
 

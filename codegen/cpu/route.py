@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.numeric import (
+    exp,
+    sigmoid,
+)
 from v41c.codegen.cpu.selection import LOWEST, order_keys, prune
 from v41c.codegen.cpu.sparse import Types, array, required, round_up
 from v41c.codegen.cpu.tir import (
@@ -18,7 +22,6 @@ from v41c.codegen.cpu.tir import (
     cast,
     const,
     each,
-    exp,
     fma,
     fold,
     lanes_of,
@@ -29,7 +32,6 @@ from v41c.codegen.cpu.tir import (
     maximum,
     parallel,
     put,
-    sigmoid,
     sqrt,
 )
 from v41c.codegen.kernel import CpuKernel

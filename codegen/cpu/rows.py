@@ -7,6 +7,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 from tvm.script.ir_builder import tirx as T
 
+from v41c.codegen.cpu.numeric import (
+    clamp,
+    encode_e2m1,
+    encode_e4m3,
+    power_of_two,
+    round_e2m1,
+    round_e4m3,
+    scale_exponent,
+)
 from v41c.codegen.cpu.sparse import shuffle
 from v41c.codegen.cpu.tir import (
     LANES,
@@ -14,11 +23,8 @@ from v41c.codegen.cpu.tir import (
     Expr,
     absolute,
     cast,
-    clamp,
     const,
     each,
-    encode_e2m1,
-    encode_e4m3,
     join_lanes,
     let,
     load,
@@ -26,11 +32,7 @@ from v41c.codegen.cpu.tir import (
     maximum,
     minimum,
     parallel,
-    power_of_two,
     put,
-    round_e2m1,
-    round_e4m3,
-    scale_exponent,
     when,
 )
 from v41c.ir import formats

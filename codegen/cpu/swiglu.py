@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.numeric import clamp, silu
 from v41c.codegen.cpu.sparse import Types, required
-from v41c.codegen.cpu.tir import Expr, clamp, const, each, let, load, minimum, parallel, product, silu, store
+from v41c.codegen.cpu.tir import Expr, const, each, let, load, minimum, parallel, product, store
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.swiglu import Swiglu
 from v41c.ir.types import TensorType
