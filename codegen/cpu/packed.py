@@ -20,7 +20,7 @@ WORDS = {"f32": "float32", "bf16": "uint16", "f8e4m3": "int32", "f4e2m1": "uint1
 #: k that share a scale
 GROUP = layouts.SCALE_BLOCK
 #: e4m3 decodes to value · 2^-120. Half of that comes back with the scale and half with the result, so that neither
-#: scaled activations nor weights leave the normal range for scales 2^-57 … 2^67 and activations below 2^60
+#: weights nor scaled activations leave the normal range: exact for scales 2^-57 … 2^67 and activations · scale < 2^67
 _HALF_SHIFT = 2.0**60
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
