@@ -53,7 +53,7 @@ typedef int (*Loop)(int task, Environment *environment, void *closure);  // FTVM
 
 // A loop is published by storing `ticket` = generation << 32 | pieces left. Whoever decrements it owns one piece; the
 // other fields stay valid while a piece is unfinished, and the generation makes a stale decrement fail. The launching
-// thread takes pieces like any worker, so a loop completes even if no worker ever comes (after fork, for one).
+// thread takes pieces like any worker, so a loop completes even if no worker ever comes.
 static struct {
   _Alignas(CACHE_LINE) _Atomic uint64_t ticket;
   _Alignas(CACHE_LINE) _Atomic int32_t done;
@@ -112,6 +112,19 @@ static void *worker(void *argument) {
   return NULL;
 }
 
+// A forked process has none of the workers, and may have been forked while one held a lock.
+static void forget_workers(void) {
+  pthread_mutex_init(&pool.sleep_mutex, NULL);
+  pthread_mutex_init(&pool.launch_mutex, NULL);
+  pthread_cond_init(&pool.wake, NULL);
+  atomic_store(&pool.ticket, 0);
+  atomic_store(&pool.sleepers, 0);
+  atomic_store(&pool.threads, 0);
+  pool.workers = 0;
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
+
 // Threads of parallel loops from now on, this one included; 0 asks for one per processor this process may use.
 // Returns the number in effect: fewer if the system refuses more threads.
 EXPORT int32_t v41c_set_threads(int32_t count) {
@@ -120,6 +133,8 @@ EXPORT int32_t v41c_set_threads(int32_t count) {
     count = sched_getaffinity(0, sizeof available, &available) == 0 ? CPU_COUNT(&available) : 1;
   }
   if (count > MAX_THREADS) count = MAX_THREADS;
+  static pthread_once_t watched = PTHREAD_ONCE_INIT;
+  pthread_once(&watched, watch_forks);
   pthread_mutex_lock(&pool.launch_mutex);
   while (pool.workers < count - 1) {
     pthread_t thread;
