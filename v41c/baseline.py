@@ -68,7 +68,7 @@ class Baseline:
             try:
                 logits: Tensor = step(*_places(tokens, position), states)
             except torch._dynamo.exc.TorchDynamoException as error:
-                reason = str(error).strip().splitlines()[0]
+                reason = " ".join(str(error).split("\n")[:2])
                 raise UnsupportedError(f"torch.compile of the eager model on this machine: {reason}") from error
         return logits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from v41c.baseline import Baseline
@@ -9,6 +10,8 @@ from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.verdict import relative_l2
 
 
+# PyTorch warns of parts of itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_are_the_eager_ones() -> None:
     baseline = Baseline(TRAINED_CHECKPOINT)
     ids = torch.randint(5, 2048, (72,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
