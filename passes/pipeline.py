@@ -12,13 +12,21 @@ from v41c.errors import UsageError
 from v41c.ir.graph import Module
 from v41c.ir.op import Cost
 from v41c.ir.text import print_module
-from v41c.passes import fuse_mhc, plan_memory, remove_quantization, select_kernels, split_encoder_decoder
+from v41c.passes import (
+    fuse_mhc,
+    plan_memory,
+    remove_quantization,
+    restrict_candidates,
+    select_kernels,
+    split_encoder_decoder,
+)
 from v41c.passes.context import PassContext
 
 #: every pass in order, and why it stands there
 PIPELINE: tuple[tuple[ModuleType, str], ...] = (
     (remove_quantization, "first: what follows sees one arithmetic only"),
     (split_encoder_decoder, "before any fusion could join operations across the cut"),
+    (restrict_candidates, "early: its operation is the traced one's, restricted, and no fusion looks at it"),
     (fuse_mhc, "before other fusions could take the boundary's round trip"),
     (select_kernels, "after the last rewrite of operations"),
     (plan_memory, "last: it places what the kernels need"),

@@ -1,7 +1,6 @@
-"""Selection of compressed rows by the indexer's scores, with or without a pool of candidate blocks.
+"""Selection of compressed rows by the indexer's scores: every visible row is scored, those outside a pool are dropped.
 
-Only rows that may be chosen are scored: the visible ones, or those of the token's candidate blocks. When there are no
-more of them than places, none is.
+Without a pool, and with no more visible rows than places, none is scored.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from tvm.script.ir_builder import tirx as T
 from v41c.codegen.cpu.frame import Body, build_kernel
 from v41c.codegen.cpu.index_schedule import IndexSchedule
 from v41c.codegen.cpu.index_scores import IndexScores
-from v41c.codegen.cpu.selection import Selection, push_tile
+from v41c.codegen.cpu.selection import UNRANKED, Selection, push_tile
 from v41c.codegen.cpu.sparse import Types, fill
-from v41c.codegen.cpu.tir import Buffer, Expr, cast, i64, let, local, loop, put, select, when
+from v41c.codegen.cpu.tir import Buffer, Expr, Local, cast, from_bits, i64, iconst, let, local, loop, put, when
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.index_topk import IndexTopk
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
     from v41c.targets.target import Target
-
-AHEAD = 8  # blocks between the prefetch of a candidate block and its use: they lie scattered over the cache
 
 
 def kernel(
@@ -42,92 +39,49 @@ def kernel(
         def visible(token: Expr) -> Expr:
             return cast((positions[token] + 1) // T.int32(op.ratio), "int64")
 
-        def slot(token: Expr) -> Expr:
-            return cast(slots[token], "int64")
-
-        def rows_of(token: Expr) -> Expr:
-            return visible(token) if pool is None else T.min(visible(token), i64(pool_width * op.block))
-
-        def choose_visible(token: Expr, part: Expr, parts: Expr, scores: IndexScores, best: Selection) -> Expr:
+        def choose(token: Expr, part: Expr, parts: Expr, scores: IndexScores, best: Selection) -> Expr:
             count = let(visible(token))
-            with when(T.And(count <= op.topk, part == 0)):
+            scored = count > (op.topk if pool is None else 0)
+            with when(T.And(T.Not(scored), part == 0)):
                 with loop(count) as i:
                     put(out, token * op.topk + i, cast(i, "int32"))
                 fill(out, token * op.topk + count, op.topk - count, T.int32(-1))
-            with when(count > op.topk):
+            with when(scored):
                 scores.prepare(token)
                 chunk = let((count + (parts * scores.tile - 1)) // (parts * scores.tile) * scores.tile)
                 first = local(part * chunk)
                 end = let(T.min(count, first.value + chunk))
+                entry = local(token * pool_width)
                 with T.While(first.value < end):
                     scores.set_rows(first.value, end - 1)
-                    scores.score(slot(token))
+                    scores.score(cast(slots[token], "int64"))
+                    if pool is not None:
+                        _drop_others(scores, first.value, pool, entry, let((token + 1) * pool_width), op.block)
                     push_tile(best, scores, end - first.value)
                     first.set(first.value + scores.tile)
-            return count > op.topk
-
-        def choose_pooled(token: Expr, part: Expr, parts: Expr, scores: IndexScores, best: Selection) -> Expr:
-            count = let(visible(token))
-            start = let(token * pool_width)
-            allowed = local(T.int64(0))
-            with loop(pool_width) as p:
-                inside = count - cast(pool[start + p], "int64") * op.block
-                rows = T.max(T.min(inside, i64(op.block)), i64(0))
-                allowed.set(allowed.value + select(pool[start + p] >= 0, rows, i64(0)))
-            with when(T.And(allowed.value <= op.topk, part == 0)):
-                _write_pool(out, token, pool, start, pool_width, count, op)
-            with when(allowed.value > op.topk):
-                scores.prepare(token)
-                chunk = let((parts + (pool_width - 1)) // parts)
-                entry = local(T.min(start + part * chunk, start + pool_width))
-                end = let(T.min(entry.value + chunk, start + pool_width))
-                offset = local(T.int64(0))
-                with T.While(entry.value < end):
-                    filled = _fill_tile(scores, slot(token), pool, entry, offset, end, count, op.block)
-                    scores.score(slot(token))
-                    push_tile(best, scores, filled)
-            return allowed.value > op.topk
+            return scored
 
         def write(token: Expr, memory: Buffer, ids: Expr, count: Expr) -> None:
             with loop(count) as i:
                 put(out, token * op.topk + i, memory[ids + i])
             fill(out, token * op.topk + count, op.topk - count, T.int32(-1))
 
-        choose = choose_visible if pool is None else choose_pooled
-        schedule.emit(body, op.scale, rows_of, choose, write)
+        schedule.emit(body, op.scale, visible, choose, write)
 
     return build_kernel(emit, op, operands, results, bounds, scratch_words=schedule.words)
 
 
-def _write_pool(out: Buffer, token: Expr, pool: Buffer, start: Expr, width: int, visible: Expr, op: IndexTopk) -> None:
-    """Every visible row of the pool's blocks."""
-    count = local(T.int64(0))
-    with loop(width) as p, when(pool[start + p] >= 0), loop(op.block) as offset:
-        row = let(cast(pool[start + p], "int64") * op.block + offset)
-        with when(row < visible):
-            put(out, token * op.topk + count.value, cast(row, "int32"))
-            count.set(count.value + 1)
-    fill(out, token * op.topk + count.value, op.topk - count.value, T.int32(-1))
-
-
-def _fill_tile(
-    scores: IndexScores, slot: Expr, pool: Buffer, entry: Expr, offset: Expr, end: Expr, visible: Expr, block: int
-) -> Expr:
-    """Name the next rows of the pool; places that stay empty name row 0. Returns how many are filled."""
-    filled = local(T.int64(0))
+def _drop_others(scores: IndexScores, first: Expr, pool: Buffer, entry: Local, end: Expr, block: int) -> None:
+    """Take the rows first … of a tile that lie in no block of the pool out of the ranking; `entry` goes along."""
     with loop(scores.tile) as place:
-        scores.set_row(place, T.int64(0))
-    with T.While(T.And(filled.value < scores.tile, entry.value < end)):
-        number = let(cast(pool[entry.value], "int64"))
-        row = let(number * block + offset.value)
-        with when(T.EQ(offset.value, i64(0))):
-            ahead = T.max(cast(pool[T.min(entry.value + AHEAD, end - 1)], "int64"), i64(0))
-            scores.expect(slot, ahead * block, block)
-        inside = let(cast(T.And(number >= 0, row < visible), "int64"))
-        scores.set_row(filled.value, row * inside)
-        filled.set(filled.value + inside)
-        offset.set(offset.value + 1)
-        with when(T.Or(offset.value == block, inside == 0)):
-            offset.set(T.int64(0))
+        row = let(first + place)
+
+        def behind(number: Expr, row: Expr = row) -> Expr:
+            return T.Or(number < 0, (cast(number, "int64") + 1) * block <= row)
+
+        last = let(T.max(end - 1, i64(0)))
+        with T.While(T.And(entry.value < end, behind(pool[T.min(entry.value, last)]))):
             entry.set(entry.value + 1)
-    return let(filled.value)
+        inside = T.And(entry.value < end, cast(pool[T.min(entry.value, last)], "int64") * block <= row)
+        with when(T.Not(inside)):
+            put(scores.scores, place, from_bits(iconst(UNRANKED)))

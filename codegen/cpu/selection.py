@@ -31,6 +31,7 @@ from v41c.codegen.cpu.tir import (
 )
 
 LOWEST = -(1 << 31)  # order key below that of every score
+UNRANKED = -1  # bits of the f32, a NaN, whose order key that is: a row with this score is never chosen
 
 
 def order_keys(scores: Expr) -> Expr:

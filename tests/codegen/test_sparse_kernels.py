@@ -25,6 +25,7 @@ from v41c.ir.ops.candidate_blocks import CandidateBlocks
 from v41c.ir.ops.compress_pool import CompressPool
 from v41c.ir.ops.engram_hash import EngramHash
 from v41c.ir.ops.engram_lookup import EngramLookup
+from v41c.ir.ops.index_candidates import IndexCandidates
 from v41c.ir.ops.index_topk import IndexTopk
 from v41c.ir.ops.markov_chain import MarkovChain
 from v41c.ir.ops.rope_table import RopeTable
@@ -43,6 +44,7 @@ NAMES = (
     "engram_lookup",
     "history_write",
     "image_mask",
+    "index_candidates",
     "index_topk",
     "markov_chain",
     "reshape",
@@ -292,6 +294,7 @@ def exact_cases() -> Iterator[tuple[Op, Operands]]:
         base = (q, weights, keys, positions, slots)
         yield IndexTopk(1, topk, 0.25, block), (*base, None)
         yield IndexTopk(1, topk, 0.25, block), (*base, pool)
+        yield IndexCandidates(1, topk, 0.25, block), (*base, pool)
         yield CandidateBlocks(1, 30, block, 0.25), base
     yield IndexTopk(2, count + 50, 0.25, block), (*base, None)
 
