@@ -32,7 +32,7 @@ def eager(case: str, arithmetic: str) -> EagerSubject:
     return EagerSubject(load(str(GOLDEN / case), arithmetic))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["case_02", "case_04"])
 def test_the_eager_model_meets_the_criteria(case: str) -> None:
     report = compare(GOLDEN / case, golden=GOLDEN / case)
     assert report.passed
@@ -46,16 +46,40 @@ def test_the_eager_model_meets_the_criteria(case: str) -> None:
     assert report.summary().endswith(f"{len(report.verdicts)} of {len(report.verdicts)} checks passed")
 
 
-def test_the_trained_model_meets_its_golden_prompts() -> None:
-    report = compare(TRAINED_CHECKPOINT, golden=GOLDEN / "tiny-v41-golden")
+@pytest.mark.parametrize(
+    ("case", "arithmetic"), [("case_00", "exact"), ("case_00", "release"), ("case_02", "exact"), ("case_04", "exact")]
+)
+def test_engines_meet_the_criteria(case: str, arithmetic: str, engine_of: Callable[[Path, str], Path]) -> None:
+    """The engine, and beside it the eager model; in exact arithmetic the interpreter on the engine's graphs as well."""
+    report = compare(engine_of(GOLDEN / case, arithmetic), golden=GOLDEN / case)
     assert report.passed
-    greedy = {v.run: (v.figure, v.compared) for v in report.verdicts if v.kind == "greedy tokens"}
+    interpreter = {"interpreter"} if arithmetic == "exact" else set()
+    assert {v.subject.partition(",")[0] for v in report.verdicts} == {"engine", "eager model"} | interpreter
+    assert [v for v in report.verdicts if v.passed is None or v.note] == []
+    floats = [v for v in report.verdicts if v.unit == "relative L2"]
+    if arithmetic == "exact":
+        # measured 5e-7: another order of sums, and nothing else
+        assert max(verdict.figure for verdict in floats) <= 2e-6
+    forced = [v.figure for v in floats if v.criterion == 2 and v.kind != "attn_out"]
+    # measured 9e-4: one element that is rounded to another fp8 number
+    assert all(figure <= 3e-3 for figure in forced)
+
+
+def test_the_trained_model_meets_its_golden_prompts(engine_of: Callable[[Path, str], Path]) -> None:
+    report = compare(engine_of(TRAINED_CHECKPOINT, "release"), golden=GOLDEN / "tiny-v41-golden")
+    assert report.passed
+    greedy = {(v.subject.partition(",")[0], v.run): v for v in report.verdicts if v.kind == "greedy tokens"}
     # of 32 steps, one of the short prompt has a golden top-2 gap below 0.1
-    assert greedy == {"prompt5": (0.0, 31), "prompt40": (0.0, 32)}
-    forced = {v.kind: v.figure for v in report.verdicts if (v.run, v.criterion) == ("prompt40", 2)}
-    assert forced["attn_out"] == forced["ffn_out"] == forced["out"] == 0.0
-    skipped = [v.note for v in report.verdicts if v.passed is None]
-    assert skipped == ["no golden tensors in exact arithmetic"]
+    assert {run: (v.figure, v.compared) for run, v in greedy.items()} == {
+        (subject, run): (0.0, steps)
+        for subject in ("engine", "eager model")
+        for run, steps in (("prompt5", 31), ("prompt40", 32))
+    }
+
+
+def test_a_trained_model_has_no_exact_golden_tensors() -> None:
+    runs = read_golden(GOLDEN / "tiny-v41-golden", load(str(TRAINED_CHECKPOINT)).config, "exact")
+    assert runs == []
 
 
 @pytest.mark.parametrize("case", CASES)

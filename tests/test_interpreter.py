@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.interpreted import CASES, FOLDERS, GOLDEN, InterpretedSubject, traced, traced_in
+from tests.traced import CASES, FOLDERS, GOLDEN, traced, traced_in
 from v41c.criteria import judge
 from v41c.errors import VerifyError
 from v41c.frontend import load
 from v41c.golden import read_golden
+from v41c.interpreted import InterpretedSubject
 from v41c.ir.interpret import interpret
 from v41c.ir.text import parse_module, print_module
 from v41c.subject import Arithmetic, EagerSubject, Notes, Subject

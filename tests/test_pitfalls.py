@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.codegen.sparse_harness import Subject, build
-from tests.interpreted import FOLDERS, traced
+from tests.traced import FOLDERS, traced
 from v41c.frontend import load
 from v41c.frontend.config import read_config
 from v41c.frontend.engram import multipliers

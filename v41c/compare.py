@@ -84,8 +84,9 @@ def _against_golden(path: Path, golden: Path, checkpoint: Path | None, progress:
     from v41c.criteria import judge
     from v41c.golden import read_golden
 
+    subjects, reference = _subjects(path, golden, checkpoint)
     verdicts: list[Verdict] = []
-    for subject in _subjects(path, golden, checkpoint):
+    for subject in subjects:
         _require_same_model(path, subject.config, golden)
         runs = read_golden(golden, subject.config, subject.arithmetic)
         if not runs:
@@ -93,25 +94,32 @@ def _against_golden(path: Path, golden: Path, checkpoint: Path | None, progress:
             verdicts.append(skipped(subject.name, "every run", note))
         for run in runs:
             progress(f"{subject.name}: run {run.name}")
-            verdicts += judge(subject, run)
-    arithmetic = "release and exact" if not (path / MANIFEST_FILE).is_file() else subject.arithmetic
-    return CompareReport(str(path), arithmetic, str(golden), verdicts=verdicts)
+            verdicts += judge(subject, run, reference)
+    arithmetics = dict.fromkeys(subject.arithmetic for subject in subjects)
+    return CompareReport(str(path), " and ".join(arithmetics), str(golden), verdicts=verdicts)
 
 
-def _subjects(path: Path, golden: Path, checkpoint: Path | None) -> list[Subject]:
-    """The engine and the eager model of its checkpoint, or the eager model in both arithmetics."""
+def _subjects(path: Path, golden: Path, checkpoint: Path | None) -> tuple[list[Subject], Subject | None]:
+    """The engine, the interpreter on its graphs and the eager model, or the eager model in both arithmetics.
+
+    Beside them the interpreter as the reference that engines are judged with. Round trips are part of the release, so
+    only in exact arithmetic is the interpreter worth a verdict of its own: there it must equal independent tensors.
+    """
     from v41c.frontend import load
     from v41c.frontend.checkpoint import INDEX_FILE, SINGLE_FILE
+    from v41c.interpreted import InterpretedSubject
     from v41c.origin import checkpoint_of
     from v41c.runtime.artifact import load as load_engine
 
     if not (path / MANIFEST_FILE).is_file() and any((path / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-        return [EagerSubject(load(str(path), arithmetic)) for arithmetic in ("exact", "release")]
+        return [EagerSubject(load(str(path), arithmetic)) for arithmetic in ("exact", "release")], None
     engine = load_engine(path)
     if checkpoint is None and any((golden / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         checkpoint = golden
-    source = checkpoint_of(engine, checkpoint)
-    return [EngineSubject(engine), EagerSubject(load(str(source), engine.manifest.arithmetic))]
+    source, arithmetic = checkpoint_of(engine, checkpoint), engine.manifest.arithmetic
+    reference = InterpretedSubject.of_engine(engine, source)
+    interpreted = [reference] if arithmetic == "exact" else []
+    return [EngineSubject(engine), *interpreted, EagerSubject(load(str(source), arithmetic))], reference
 
 
 def _require_same_model(path: Path, config: ModelConfig, golden: Path) -> None:
@@ -131,6 +139,7 @@ def _against_eager(
     progress: Progress,
 ) -> CompareReport:
     from v41c.frontend import load
+    from v41c.interpreted import InterpretedSubject
     from v41c.origin import checkpoint_of
 
     if prompt_tokens < 1 or decode_steps < 0:
@@ -147,7 +156,8 @@ def _against_eager(
             raise ContextError(f"tokens: expected at most {limit}, what the engine was compiled for, got {len(text)}")
     progress("loading the eager model")
     model = load(str(source), engine.manifest.arithmetic)
-    phases = _phases(EngineSubject(engine), EagerSubject(model), text[: prompt + steps], prompt, progress)
+    reference = InterpretedSubject.of_engine(engine, source)
+    phases = _phases(EngineSubject(engine), EagerSubject(model), reference, text[: prompt + steps], prompt, progress)
     progress("ced against full prefill")
     ced, reason = _ced(engine, text, [length for length in (window, 2 * window, 3 * window) if tokens is None], steps)
     return CompareReport(str(engine.path), engine.manifest.arithmetic, "eager model", phases, ced, reason)
@@ -175,7 +185,9 @@ def _default_tokens(engine: Engine, source: Path, count: int) -> Array:
     return np.random.default_rng(0).choice(np.array(plain, np.int64), count)
 
 
-def _phases(engine: Subject, eager: EagerSubject, tokens: Array, prompt: int, progress: Progress) -> list[Phase]:
+def _phases(
+    engine: Subject, eager: EagerSubject, reference: Subject, tokens: Array, prompt: int, progress: Progress
+) -> list[Phase]:
     progress("the eager model")
     wanted = _feed(eager, tokens, prompt)
     progress("the eager model in other groups of tokens")
@@ -183,7 +195,11 @@ def _phases(engine: Subject, eager: EagerSubject, tokens: Array, prompt: int, pr
     progress("the engine")
     found = _feed(engine, tokens, prompt)
     progress("the engine, layer by layer")
-    forced = Notes({name: rows for name, rows in wanted[0].items() if name.rpartition(".")[2] in FORCED})
+    every = Notes()
+    reference.start(len(tokens))
+    reference.feed(tokens[:prompt], every)
+    companions = {name: rows for name, rows in every.values.items() if name in engine.companions}
+    forced = Notes(companions | {name: rows for name, rows in wanted[0].items() if name.rpartition(".")[2] in FORCED})
     engine.start(len(tokens))
     engine.feed(tokens[:prompt], forced)
     names = ("prefill", "decode")

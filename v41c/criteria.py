@@ -18,7 +18,7 @@ Of a phase without golden streams only the Engram rows are judged: they follow f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -50,13 +50,17 @@ class Traced:
     drafts: Mapping[str, Array]
 
 
-def judge(subject: Subject, run: GoldenRun) -> list[Verdict]:
-    """Every criterion that applies to the subject's arithmetic."""
+def judge(subject: Subject, run: GoldenRun, reference: Subject | None = None) -> list[Verdict]:
+    """Every criterion that applies to the subject's arithmetic.
+
+    Under 2, a subject that computes several values in one is fed all of them as the reference makes them of the golden
+    tensors: the reference has every value apart.
+    """
     if run.skipped:
         return [skipped(subject.name, run.name, run.skipped)]
     if subject.arithmetic == "exact":
         return judge_exact(subject, run)
-    return [*judge_layers(subject, run), *judge_logits(subject, run)]
+    return [*judge_layers(subject, run, reference), *judge_logits(subject, run)]
 
 
 def judge_exact(subject: Subject, run: GoldenRun) -> list[Verdict]:
@@ -78,10 +82,13 @@ def judge_exact(subject: Subject, run: GoldenRun) -> list[Verdict]:
     return tally.verdicts()
 
 
-def judge_layers(subject: Subject, run: GoldenRun) -> list[Verdict]:
+def judge_layers(subject: Subject, run: GoldenRun, reference: Subject | None = None) -> list[Verdict]:
     """Criterion 2."""
     tally = Tally(subject.name, run.name, 2)
-    for place, found, golden in _phases(trace(subject, run, golden_inputs(subject, run)), run):
+    forced = golden_inputs(subject, run)
+    if reference is not None and subject.companions:
+        forced = _with_companions(forced, trace(reference, run, forced), subject.companions)
+    for place, found, golden in _phases(trace(subject, run, forced), run):
         agreeing = {
             name.removesuffix("experts"): ~differ(found[name], wanted)
             for name, wanted in golden.items()
@@ -233,4 +240,18 @@ def golden_inputs(subject: Subject, run: GoldenRun) -> GoldenRun:
 
     return GoldenRun(
         run.name, run.tokens, run.prompt, entering(run.prefill), entering(run.decode), entering(run.drafts)
+    )
+
+
+def _with_companions(forced: GoldenRun, traced: Traced, names: frozenset[str]) -> GoldenRun:
+    """Of phases in which something is forced, also the values of those names."""
+
+    def joined(tensors: Mapping[str, Array], made: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {name: made[name] for name in names & made.keys()} | dict(tensors) if _has_streams(tensors) else tensors
+
+    return replace(
+        forced,
+        prefill=joined(forced.prefill, traced.prefill),
+        decode=joined(forced.decode, traced.decode),
+        drafts=joined(forced.drafts, traced.drafts),
     )

@@ -7,7 +7,7 @@ Landmarks are the values that the eager model names (`layers.3.out`, `layers.4.s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from v41c.frontend.config import ModelConfig
     from v41c.frontend.model import Model
+    from v41c.manifest import Program
     from v41c.runtime.artifact import Engine
     from v41c.runtime.cpu import Observation
     from v41c.runtime.session import Session
@@ -63,6 +64,10 @@ class Subject(Protocol):
     def arithmetic(self) -> Arithmetic:
         """`release` or `exact`."""
 
+    @property
+    def companions(self) -> frozenset[str]:
+        """Values that it computes together with what enters a layer: to force the one, all must be forced."""
+
     def start(self, context: int) -> None:
         """Begin an empty sequence of up to `context` tokens, with whatever the draft head keeps."""
 
@@ -100,6 +105,8 @@ class Notes:
 
 class EagerSubject:
     """The eager model. `chunk`: tokens per step of `feed`, all at once when None. `states` are the sequence's."""
+
+    companions: frozenset[str] = frozenset()
 
     def __init__(self, model: Model, *, chunk: int | None = None) -> None:
         self._model = model
@@ -201,6 +208,9 @@ class EngineSubject:
         self._drafting = bool(engine.programs("draft"))
         programs = engine.programs("decoder") or engine.programs("model")
         self._chunk = max(min(program.max_tokens, program.max_rows) for program in programs)
+        self._companions = {
+            name: _companions(engine.programs(name)) for name in ("model", "encoder", "decoder", "draft")
+        }
         self._session: Session | None = None
         self._look: Look = unseen
         self._row = 0
@@ -219,6 +229,11 @@ class EngineSubject:
     def arithmetic(self) -> Arithmetic:
         """`release` or `exact`."""
         return self._engine.manifest.arithmetic
+
+    @property
+    def companions(self) -> frozenset[str]:
+        """Values that fused operations compute together with what enters a layer."""
+        return frozenset().union(*self._companions.values())
 
     def start(self, context: int) -> None:
         """Begin an empty sequence; ContextError when the engine has no room for it."""
@@ -253,12 +268,23 @@ class EngineSubject:
         return self._session
 
     def _observe(self, seen: Observation) -> Array | None:
-        if _LANDMARK.fullmatch(seen.name) is None:
+        if _LANDMARK.fullmatch(seen.name) is None and seen.name not in self._companions.get(seen.graph, ()):
             return None
         instead = self._look(seen.name, self._row, as_float(seen.array, seen.dtype))
         if instead is None:
             return None
         return as_bf16(instead) if seen.dtype == "bf16" else instead.astype(seen.array.dtype)
+
+
+def _companions(programs: Sequence[Program]) -> frozenset[str]:
+    """Names of values that some command of the programs computes together with one that is forced."""
+    names: set[str] = set()
+    for program in programs:
+        for command in program.commands:
+            results = [program.values[index].name for index in command.results]
+            if len(results) > 1 and any(name.rpartition(".")[2] in FORCED for name in results):
+                names.update(results)
+    return frozenset(names)
 
 
 def as_bf16(values: Array) -> Array:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import v41c.frontend
-from tests.interpreted import FOLDERS
+from tests.traced import FOLDERS
 from v41c.errors import UsageError
 from v41c.frontend.checkpoint import Checkpoint
 from v41c.frontend.config import read_config

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.interpreted import FOLDERS, traced
+from tests.traced import FOLDERS, traced
 from v41c.compile import trace_source
 from v41c.errors import TraceError
 from v41c.frontend.checkpoint import Checkpoint

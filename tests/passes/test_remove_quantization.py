@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.interpreted import FOLDERS, context, traced, traced_in
+from tests.traced import FOLDERS, context, traced, traced_in
 from v41c.frontend import load
 from v41c.frontend.loading import checkpoint_name
 from v41c.frontend.weights import tensor_reader

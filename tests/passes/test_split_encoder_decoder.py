@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.interpreted import FOLDERS, InterpretedSubject, context, traced, traced_in
+from tests.traced import FOLDERS, context, traced, traced_in
 from v41c.errors import VerifyError
 from v41c.frontend.config import ModelConfig, parse_config
 from v41c.frontend.tensor_names import TensorFormats
 from v41c.frontend.trace import trace
+from v41c.interpreted import InterpretedSubject
 from v41c.ir.build import Builder
 from v41c.ir.graph import Graph, Module
 from v41c.ir.ops.attention import Attention
@@ -39,7 +40,7 @@ def feed(subject: InterpretedSubject, chunks: Sequence[int], seed: int) -> list[
     tokens = np.random.default_rng(seed).integers(5, 500, sum(chunks))
     subject.start(len(tokens))
     ends = np.cumsum(chunks)
-    return [subject.step(tokens[e - n : e], 0, unseen) for n, e in zip(chunks, ends, strict=True)]
+    return [torch.from_numpy(subject.feed(tokens[e - n : e], unseen)) for n, e in zip(chunks, ends, strict=True)]
 
 
 def assert_same_bits(left: torch.Tensor, right: torch.Tensor, name: str) -> None:
@@ -118,14 +119,14 @@ def test_the_decoder_may_run_over_a_tail_alone() -> None:
     for count, replay in ((window, window), (3 * window, window), (3 * window, 2 * window), (3 * window, 3 * window)):
         reference = InterpretedSubject(source, whole, "exact")
         reference.start(count)
-        wanted = reference.step(tokens[:count].numpy(), 0, unseen)[-1]
+        wanted = torch.from_numpy(reference.feed(tokens[:count].numpy(), unseen)[-1])
         subject = InterpretedSubject(source, module, "exact")
         subject.start(count)
-        encoded = subject._run(module["encoder"], subject._inputs(tokens[:count]), unseen, 0)
-        tail = {name: rows[count - replay :] for name, rows in (subject._inputs(tokens[:count]) | encoded).items()}
+        encoded = subject.run(module["encoder"], subject.inputs(tokens[:count]), unseen)
+        tail = {name: rows[count - replay :] for name, rows in (subject.inputs(tokens[:count]) | encoded).items()}
         tail |= {"first": torch.full((replay,), count - replay, dtype=torch.int32)}
         tail |= {"rows": torch.tensor([replay - 1], dtype=torch.int32)}
-        found = subject._run(module["decoder"], tail, unseen, 0)["logits"][0]
+        found = subject.run(module["decoder"], tail, unseen)["logits"][0]
         errors.append(float((found - wanted).norm() / wanted.norm()))
         encoder_states = {state.name for state in module["encoder"].states}
         for name in encoder_states:
