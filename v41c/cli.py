@@ -334,28 +334,67 @@ def compare(engine: Path, against: str, golden: Path | None, checkpoint: Path | 
 
 @cli.command(short_help="Show what an engine is made of.")
 @_engine
-@click.option("--graph", help="Only this graph: encoder, decoder, …")
+@click.option("--graph", help="Only this graph: encoder, decoder, decoder:512, …")
+@click.option("--layer", help="Only this layer: 3, mtp.0, …")
 @click.option("--pass", "after", help="Print the graphs as they stood after this pass; trace is before the first.")
+@click.option("--diff", nargs=2, metavar="A B", help="Show what changed from the graphs after pass A to those after B.")
 @_json
-def inspect(engine: Path, graph: str | None, after: str | None, as_json: bool) -> None:
-    """Show what ENGINE is made of: passes and what they cost, programs, states, or the graphs themselves.
+def inspect(
+    engine: Path,
+    graph: str | None,
+    layer: str | None,
+    after: str | None,
+    diff: tuple[str, str] | None,
+    as_json: bool,
+) -> None:
+    """Show what ENGINE is made of: passes and what they cost, layers, programs, states, or the graphs themselves.
 
     \b
     Examples:
       v41c inspect e
-      v41c inspect e --graph decoder --json
+      v41c inspect e --layer 3
       v41c inspect e --pass split-encoder-decoder --graph encoder
+      v41c inspect e --diff trace fuse-mhc --layer 3
     """
-    from v41c.inspect import graph_text, inspect
+    from v41c.inspect import difference, graph_text, inspect
 
-    if after is None:
-        _emit(inspect(engine, graph), as_json)
-        return
-    text = graph_text(engine, after, graph)
-    if as_json:
-        _print_json({"engine": str(engine), "pass": after, "graph": graph, "text": text})
+    if after is not None and diff is not None:
+        raise click.UsageError("expected --pass or --diff, got both.")
+    if diff is not None:
+        _emit(difference(engine, *diff, graph, layer), as_json)
+    elif after is None:
+        _emit(inspect(engine, graph, layer), as_json)
     else:
-        print(text, end="")
+        text = graph_text(engine, after, graph, layer)
+        if as_json:
+            _print_json({"engine": str(engine), "pass": after, "graph": graph, "layer": layer, "text": text})
+        else:
+            print(text, end="")
+
+
+@cli.command(short_help="Write a graph of an engine as an ONNX model.")
+@_engine
+@click.option("--onnx", "file", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--after", help="The graph as it stood after this pass.  [default: the last one that has it]")
+@click.option("--graph", default="model", show_default=True, help="encoder, decoder, draft, …")
+@_checkpoint
+@_json
+def export(engine: Path, file: Path, after: str | None, graph: str, checkpoint: Path | None, as_json: bool) -> None:
+    """Write a graph of ENGINE as an ONNX model that viewers open and ONNX Runtime runs.
+
+    Every operation is a call of a local function in standard operators; states are inputs and outputs. Weights are
+    stored as in the checkpoint; without one that fits they are inputs. It is for looking and checking, not for speed.
+
+    \b
+    Examples:
+      v41c export e --onnx model.onnx
+      v41c export e --onnx decoder.onnx --graph decoder --after fuse-mhc
+    """
+    from v41c.export import export
+
+    with progress() as show:
+        report = export(engine, file, after, graph, checkpoint, show)
+    _emit(report, as_json)
 
 
 @cli.command(short_help="Figures of an architecture, computed from its graphs.")
