@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +48,7 @@ class Library:
         """ArtifactError when the file is no shared library of this machine."""
         self.path = engine.kernels_path
         try:
-            self._library = ctypes.CDLL(str(self.path.resolve()))
+            self._library = _open(self.path.resolve())
             self._run = self._library.v41c_run
             self._set_threads = self._library.v41c_set_threads
             self._last_error = self._library.v41c_last_error
@@ -83,6 +85,18 @@ class Library:
     def run(self, address: int, count: int) -> int:
         """Run commands in order: 0, or the number (from 1) of the first that failed. Other threads run meanwhile."""
         return int(self._run(address, count))
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    """The library in a file as it is now.
+
+    The loader knows libraries by the path they were opened with, for as long as the process lives: an engine that was
+    compiled anew in its old place would be given its old kernels. So each is opened under a name of its own.
+    """
+    with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
+        alias = Path(folder, path.name)
+        alias.symlink_to(path)
+        return ctypes.CDLL(str(alias))
 
 
 class CpuDevice:

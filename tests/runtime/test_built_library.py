@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from v41c.ir.ops.linear import Linear
 from v41c.ir.types import DType, TensorType
 from v41c.manifest import KERNELS_FILE, Argument, BufferEntry, Command, Manifest, Program, WeightEntry
 from v41c.runtime.artifact import Engine
-from v41c.runtime.cpu import CpuDevice
+from v41c.runtime.cpu import CpuDevice, Library
 from v41c.runtime.states import States
 from v41c.targets.target import host_target
 
@@ -102,3 +105,16 @@ def test_observing_a_built_kernel(device: CpuDevice) -> None:
     inputs = {"x": x, "positions": np.arange(3, dtype=np.int32)}
     y = device.execute("model", inputs, lambda observation: seen.append(observation.array))["y"]
     np.testing.assert_array_equal(seen[0], y)
+
+
+def test_a_library_built_anew_in_its_old_place_is_the_new_one(tmp_path: Path) -> None:
+    """The process still holds the first library under that path when the second is opened."""
+    opened = []
+    for rows in (M, M + 1):
+        types = (TensorType(DType.F32, ("T", K)), TensorType(DType.F32, (rows, K)), None)
+        kernel = kernel_for(Linear(out="f32"), types, (TensorType(DType.F32, ("T", rows)),), host_target(), {"T": 1})
+        (tmp_path / KERNELS_FILE).parent.mkdir(exist_ok=True)
+        (tmp_path / KERNELS_FILE).unlink(missing_ok=True)
+        build_library([kernel], host_target(), tmp_path / KERNELS_FILE)
+        opened.append(Library(SimpleNamespace(kernels_path=tmp_path / KERNELS_FILE)))  # type: ignore[arg-type]
+        assert opened[-1].address(kernel.symbol)
