@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from v41c.manifest import PassEntry
-from v41c.terminal import bytes_text, number_text, table
+from v41c.terminal import bytes_text, flops_text, table
 
 if TYPE_CHECKING:
     from v41c.compile import CompileReport
 
 
-def passes_table(passes: Sequence[PassEntry], seconds: dict[str, float] | None = None) -> str:
-    """The ledger: operations and costs of one decoded token after each pass, and how long the pass took if known."""
+def passes_table(
+    passes: Sequence[PassEntry], seconds: Mapping[str, float] | None = None, peaks: Mapping[str, int] | None = None
+) -> str:
+    """The ledger: operations and costs of one decoded token after each pass.
+
+    `peaks` are the bytes of activations that a chunk needs, `seconds` how long the passes took, both where known.
+    """
     header = ["after", "operations", "launches", "arithmetic", "weights", "states", "activations"]
     rows = [
         [
             entry.name,
             str(entry.operations),
             str(entry.launches),
-            f"{number_text(entry.flops)}flop",
+            flops_text(entry.flops),
             bytes_text(entry.weight_bytes),
             bytes_text(entry.state_bytes),
             bytes_text(entry.activation_bytes),
         ]
         for entry in passes
     ]
+    if peaks:
+        header.append("peak memory")
+        rows = [[*row, bytes_text(peaks[row[0]])] for row in rows]
     if seconds:
         header.append("took")
         rows = [[*row, f"{seconds.get(row[0], 0.0):.2f} s"] for row in rows]

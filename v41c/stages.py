@@ -16,13 +16,12 @@ from v41c.ir.types import TensorType
 from v41c.manifest import MANIFEST_FILE
 from v41c.passes import plan_memory, remove_quantization, select_kernels, split_encoder_decoder
 from v41c.passes.context import Kernel, PassContext
-from v41c.passes.pipeline import pass_names, run_pipeline
 from v41c.runtime.artifact import Engine, load
 
 if TYPE_CHECKING:
     from v41c.compile import Source
 
-STAGE_FILE = re.compile(r"graphs/(\d+)_(.+)\.ir")
+_STAGE_FILE = re.compile(r"graphs/(\d+)_(.+)\.ir")
 
 
 class Stages:
@@ -66,17 +65,29 @@ class Stages:
 
 def engine_stages(engine: Engine) -> Stages:
     """The stages that an engine's folder holds; nothing but their texts is read."""
-    files = {found[2]: name for name in sorted(engine.manifest.files) if (found := STAGE_FILE.fullmatch(name))}
 
     def reader(name: str) -> Callable[[], Module]:
         return lambda: parse_module((engine.path / name).read_text(encoding="utf-8"))
 
-    return Stages({stage: reader(name) for stage, name in files.items()})
+    return Stages({stage: reader(name) for stage, name in _stage_files(engine).items()})
+
+
+def stage_file(engine: Engine, after: str) -> str:
+    """Name of the file of a stage in the engine's folder; UsageError names the passes there are."""
+    files = _stage_files(engine)
+    if after not in files:
+        raise UsageError(f"pass: expected one of {', '.join(files)}, got {after!r}")
+    return files[after]
+
+
+def _stage_files(engine: Engine) -> dict[str, str]:
+    return {found[2]: name for name in sorted(engine.manifest.files) if (found := _STAGE_FILE.fullmatch(name))}
 
 
 def model_stages(path: Path) -> Stages:
     """The stages before kernels are selected of a configuration or checkpoint, traced now. Imports torch."""
     from v41c.compile import CompileOptions, pass_context, trace_source
+    from v41c.passes.pipeline import pass_names, run_pipeline
     from v41c.targets.target import all_targets
 
     source = _source(path)

@@ -49,3 +49,9 @@ def number_text(count: float) -> str:
             return f"{count:.0f}" if not unit else f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:.3g} P"
+
+
+def flops_text(count: float) -> str:
+    """A count of floating-point operations."""
+    text = number_text(count)
+    return f"{text}flop" if " " in text else f"{text} flop"
