@@ -99,7 +99,9 @@ def test_fp4_experts(target: Target) -> None:
         limits.sample()
         if rows == 1:
             limit = limits.best().read_bytes_per_second
-            assert report(target, "fp4 experts, 1 row", active_bytes / took, limit, "GB/s") > 0.3
+            reached = report(target, "fp4 experts, 1 row", active_bytes / took, limit, "GB/s")
+            # decoding bounds fp4 on AVX2: about 16 G weights/s a core, 8 GB/s
+            assert reached > 0.5 or not target.has_avx512
         else:
             flops = 2 * rows * chosen * 3 * ROWS * COLUMNS / took
             what = f"fp4 experts, {rows} rows"
