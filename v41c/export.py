@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written. `functions` counts local functions by operation: bodies differ with attributes and types.
+    """What was written. `functions` are local; an operation has several where bodies differ with attributes or types.
 
     `checkpoint` is where the weights are from; without one they are inputs of the model.
     """
@@ -37,7 +36,7 @@ class ExportReport:
     after: str
     opset: int
     nodes: int
-    functions: dict[str, int]
+    functions: list[str]
     inputs: list[str]
     outputs: list[str]
     weights: int
@@ -57,7 +56,7 @@ class ExportReport:
             (
                 f"written    {self.file}{beside} ({bytes_text(self.size_bytes)})",
                 f"graph      {self.graph} after {self.after}, ONNX operator set {self.opset}",
-                f"nodes      {self.nodes}, calls of {sum(self.functions.values())} local functions",
+                f"nodes      {self.nodes}, calls of {len(self.functions)} local functions",
                 f"inputs     {len(self.inputs)}, outputs {len(self.outputs)}",
                 f"weights    {self.weights} {weights}",
             )
@@ -97,7 +96,7 @@ def export(
         after=stage,
         opset=OPSET,
         nodes=len(model.graph.node),
-        functions=dict(sorted(Counter(function.name for function in model.functions).items())),
+        functions=sorted(function.name for function in model.functions),
         inputs=[value.name for value in model.graph.input],
         outputs=[value.name for value in model.graph.output],
         weights=len(chosen.weights),

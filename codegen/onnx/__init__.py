@@ -53,4 +53,4 @@ def _body(op: Op) -> Callable[..., Written]:
 
 
 def _composition(f: Body, op: FusedOp, *operands: Term | None) -> tuple[Term, ...]:
-    return op.compose(partial(apply, f), *operands)
+    return op.compose(partial(apply, f), *(None if term is None else term.passable for term in operands))

@@ -67,6 +67,11 @@ class Term:
         """The same numbers in the type that arithmetic is done in: floats as f32, integers as i64."""
         return self.to(_WIDE.get(self.dtype, self.dtype))
 
+    @property
+    def passable(self) -> Term:
+        """The same numbers as an operand of another function: ONNX Runtime lets a function pass on no fp8."""
+        return replace(self.wide, type=self.type) if self.dtype in (F8E4M3, E8M0) else self
+
     def to(self, dtype: int) -> Term:
         """Rounded to another element type."""
         return self if self.dtype == dtype else self.body.Cast(self, to=dtype)
@@ -144,12 +149,15 @@ class Callee:
 
 
 class Functions:
-    """The local functions of a model. Of one name there are several if their bodies differ: `overload` tells them."""
+    """The local functions of a model, named `rope`, `rope_2`, … where bodies differ.
+
+    ONNX has overloads for that, but ONNX Runtime calls the first one whenever the caller is a function itself.
+    """
 
     def __init__(self) -> None:
         self.protos: list[Any] = []
         self._known: dict[tuple[str, bytes], Callee] = {}
-        self._overloads: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def define(
         self,
@@ -177,13 +185,14 @@ class Functions:
         return self._shared(proto, tuple(output.dtype for output in outputs))
 
     def _shared(self, proto: Any, results: tuple[int, ...]) -> Callee:
-        key = (proto.name, b"".join(node.SerializeToString(deterministic=True) for node in proto.node))
+        unnamed = onnx.FunctionProto(input=proto.input, output=proto.output, node=proto.node)
+        key = (proto.name, unnamed.SerializeToString(deterministic=True))
         if key not in self._known:
-            self._overloads[proto.name] += 1
-            count = self._overloads[proto.name]
-            proto.overload = "" if count == 1 else str(count)
-            self.protos.append(proto)
             self._known[key] = Callee(proto, results)
+            self.protos.append(proto)
+            self._counts[proto.name] += 1
+            if self._counts[proto.name] > 1:
+                proto.name += f"_{self._counts[proto.name]}"
         return self._known[key]
 
 
@@ -350,9 +359,7 @@ class Body:
 def call_node(callee: Callee, operands: Sequence[Term | None]) -> Any:
     """A call of a local function, still without outputs; absent operands are no inputs of the function."""
     inputs = [term.name for term in operands if term is not None]
-    node = helper.make_node(callee.proto.name, inputs, [], domain=DOMAIN)
-    node.overload = callee.proto.overload
-    return node
+    return helper.make_node(callee.proto.name, inputs, [], domain=DOMAIN)
 
 
 def first_line(documented: object) -> str:

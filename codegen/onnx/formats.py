@@ -60,10 +60,7 @@ def write_rows(f: Body, x: Term, format: str, cache: Term) -> Term:
 
 def weight_values(f: Body, weight: Term, scale: Term | None) -> Term:
     """A stored weight [..., M, K] at its exact value, f32, from its elements and scales."""
-    if scale is None:
-        return weight.wide
-    # ONNX Runtime lets a function pass bytes on to another function, but no fp8
-    return f.call(dequantize, weight if weight.dtype == U8 else weight.wide, scale.wide)
+    return weight.wide if scale is None else f.call(dequantize, weight.passable, scale.passable)
 
 
 def dequantize(f: Body, weight: Term, scale: Term) -> Term:
