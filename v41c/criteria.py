@@ -60,7 +60,8 @@ def judge(subject: Subject, run: GoldenRun, reference: Subject | None = None) ->
         return [skipped(subject.name, run.name, run.skipped)]
     if subject.arithmetic == "exact":
         return judge_exact(subject, run)
-    return [*judge_layers(subject, run, reference), *judge_logits(subject, run)]
+    free = trace(subject, run)
+    return [*judge_layers(subject, run, free, reference), *judge_logits(subject, run, free)]
 
 
 def judge_exact(subject: Subject, run: GoldenRun) -> list[Verdict]:
@@ -82,9 +83,16 @@ def judge_exact(subject: Subject, run: GoldenRun) -> list[Verdict]:
     return tally.verdicts()
 
 
-def judge_layers(subject: Subject, run: GoldenRun, reference: Subject | None = None) -> list[Verdict]:
-    """Criterion 2."""
+def judge_layers(subject: Subject, run: GoldenRun, free: Traced, reference: Subject | None = None) -> list[Verdict]:
+    """Criterion 2. `free` is what the subject made of the run left to itself."""
     tally = Tally(subject.name, run.name, 2)
+    for place, found, golden in _phases(free, run):
+        for name, wanted in golden.items():
+            if _kind(name) == "engram_rows" and not _has_streams(golden):
+                tally.rows("engram_rows", place + name, found.get(name), wanted, differ)
+    run = _with_streams(run)
+    if not run.prompt:
+        return tally.verdicts()
     forced = golden_inputs(subject, run)
     if reference is not None and subject.companions:
         forced = _with_companions(forced, trace(reference, run, forced), subject.companions)
@@ -97,8 +105,6 @@ def judge_layers(subject: Subject, run: GoldenRun, reference: Subject | None = N
         for name, wanted in golden.items():
             kind = _kind(name)
             prefix = name.removesuffix(kind)
-            if kind != "engram_rows" and not _has_streams(golden):
-                continue
             if kind in INTEGERS:
                 scores = golden.get(prefix + ("biased" if kind == "experts" else "scores"))
                 _judge_integers(tally, subject, place + name, found.get(name), wanted, scores)
@@ -106,7 +112,7 @@ def judge_layers(subject: Subject, run: GoldenRun, reference: Subject | None = N
                 same = agreeing.get(prefix) if kind in ("ffn_out", "out") else None
                 limit = ATTENTION if kind in ("attn_out", "ffn_in") else REST
                 tally.floats(kind, place + name, found.get(name), wanted, limit, same)
-        if place == "draft " and _has_streams(golden):
+        if place == "draft ":
             same = _same_inputs(found, golden["ids"])
             for name in ("logits", "confidence"):
                 tally.floats(f"draft {name}", place + name, found.get(name), golden[name], REST, same)
@@ -135,9 +141,8 @@ def _judge_integers(
         tally.rows(kind, where, found, wanted, differ)
 
 
-def judge_logits(subject: Subject, run: GoldenRun) -> list[Verdict]:
-    """Criterion 3."""
-    found = trace(subject, run)
+def judge_logits(subject: Subject, run: GoldenRun, found: Traced) -> list[Verdict]:
+    """Criterion 3, on what the subject made of the run left to itself."""
     wanted = np.concatenate([run.prefill["logits"], run.decode["logits"]])
     last = found.prefill["logits"][-len(run.prefill["logits"]) :]
     tally = Tally(subject.name, run.name, 3)
@@ -221,6 +226,15 @@ def _has_streams(golden: Mapping[str, Array]) -> bool:
     return any(_kind(name) == "out" for name in golden)
 
 
+def _with_streams(run: GoldenRun) -> GoldenRun:
+    """The run as far as layers can be fed golden tensors: without tokens when there are none."""
+    prefill, decode, drafts = (phase if _has_streams(phase) else {} for phase in (run.prefill, run.decode, run.drafts))
+    if not (prefill or decode or drafts):
+        return GoldenRun(run.name)
+    count = len(run.tokens) if decode or drafts else run.prompt
+    return GoldenRun(run.name, run.tokens[:count], run.prompt, prefill, decode, drafts)
+
+
 def _same_inputs(found: Mapping[str, Array], ids: Array) -> Array:
     """Draft rows [D, B] that were given the golden token before them: a token's Markov bias follows from that one."""
     given = np.concatenate([ids[:, :1], found["drafts"][:, :-1]], 1)
@@ -247,7 +261,7 @@ def _with_companions(forced: GoldenRun, traced: Traced, names: frozenset[str]) -
     """Of phases in which something is forced, also the values of those names."""
 
     def joined(tensors: Mapping[str, Array], made: Mapping[str, Array]) -> Mapping[str, Array]:
-        return {name: made[name] for name in names & made.keys()} | dict(tensors) if _has_streams(tensors) else tensors
+        return {name: made[name] for name in names & made.keys()} | dict(tensors) if tensors else tensors
 
     return replace(
         forced,
