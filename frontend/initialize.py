@@ -83,11 +83,12 @@ def _write(folder: Path, preset: Preset, seed: int, progress: Progress) -> Model
     flat |= {"v41c_preset": preset.name, "v41c_seed": seed}
     config = parse_config(flat, preset.name)
     (folder / "config.json").write_text(json.dumps(flat, indent=1) + "\n", encoding="utf-8")
-    _write_weights(folder, config, seed, progress)
+    write_weights(folder, config, seed, progress)
     return config
 
 
-def _write_weights(folder: Path, config: ModelConfig, seed: int, progress: Progress) -> None:
+def write_weights(folder: Path, config: ModelConfig, seed: int, progress: Progress) -> None:
+    """Random weights of a configuration in release format, in one file or in shards; the same for the same seed."""
     specs = expected_tensors(config)
     shards = list(_shards(specs))
     names = [SINGLE_FILE]

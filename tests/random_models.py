@@ -1,0 +1,168 @@
+"""Random small models of the architecture: layer plans, ratios 1 to 4, sizes that are no powers of two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from v41c.frontend.config import parse_config
+from v41c.frontend.engram import bucket_primes
+from v41c.frontend.initialize import write_weights
+from v41c.frontend.presets import TRAINED_CHECKPOINT
+
+VOCABULARY, COMPRESSED = 2048, 1766  # of the shipped tokenizer
+
+
+def random_config(seed: int) -> dict[str, Any]:
+    """A flat configuration that is consistent by construction."""
+    r = Random(seed)
+    layers = r.randint(2, 6)
+    ratios, sources, selectors = _plan(r, layers)
+    heads = r.choice((1, 2, 3, 4, 8, 12))
+    head_dim, dense = r.choice((32, 64, 96)), r.choice(("fp8", "fp8", "bf16"))
+    experts, drafts = r.randint(2, 9), r.choice((0, 0, 1, 2))
+    config: dict[str, Any] = {
+        "dtype": dense,
+        "expert_dtype": r.choice(("fp4", "fp8")) if dense == "fp8" else None,
+        "vocab_size": VOCABULARY,
+        "dim": r.choice((32, 64, 96, 160)),
+        "moe_inter_dim": r.choice((32, 64, 96)),
+        "n_layers": layers,
+        "n_mtp_layers": drafts,
+        "n_heads": heads,
+        "n_routed_experts": experts,
+        "n_shared_experts": 1,
+        "n_activated_experts": r.randint(1, min(experts, 4)),
+        "score_func": r.choice(("sqrtsoftplus", "sigmoid", "softmax")),
+        "gate_temp": r.choice((1.0, 0.7)),
+        "norm_topk_prob": r.random() < 0.7,
+        "route_scale": 1.5,
+        "swiglu_limit": r.choice((2.0, 10.0)),
+        "q_lora_rank": r.choice((32, 64, 96)),
+        "head_dim": head_dim,
+        "rope_head_dim": r.choice([dims for dims in (8, 16, 32) if dims <= head_dim]),
+        "norm_eps": 1e-20,
+        "o_groups": r.choice([groups for groups in (1, 2, 3, 4) if heads % groups == 0]),
+        "o_lora_rank": r.choice((32, 64)),
+        "window_size": r.choice((3, 8, 16, 32)),
+        "compress_ratios": ratios + [0] * drafts,
+        "kv_source_layers": sources,
+        "index_source_layers": selectors,
+        "compress_rope_theta": 160000.0,
+        "original_seq_len": r.choice((0, 64)),
+        "rope_theta": 10000.0,
+        "rope_factor": 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "index_n_heads": r.choice((1, 3, 16, 20)),
+        "index_head_dim": r.choice((32, 64)),
+        "index_topk": r.choice((2, 5, 8, 16)),
+        "hc_mult": r.choice((2, 3, 4)),
+        "hc_sinkhorn_iters": r.choice((1, 5, 20)),
+        "hc_eps": 1e-6,
+        "image_token_id": 3,
+    }
+    if sources and r.random() < 0.6:
+        config |= {"candidate_source_layer": sources[-1]}
+        config |= {"candidate_topk_blocks": r.randint(1, 4), "candidate_block_size": r.choice((2, 3, 4))}
+    if r.random() < 0.6:
+        config |= _engram(r, layers)
+    if drafts:
+        config |= {
+            "dspark_block_size": r.randint(1, 5),
+            "dspark_noise_token_id": 4,
+            "dspark_target_layer_ids": sorted(r.sample(range(layers), r.randint(1, min(3, layers)))),
+            "dspark_markov_rank": r.choice((16, 32)),
+            "dspark_n_routed_experts": r.choice((0, 3)),
+            "dspark_n_activated_experts": r.choice((0, 1)),
+        }
+    return config
+
+
+def _plan(r: Random, layers: int) -> tuple[list[int], list[int], list[int]]:
+    """Ratios, KV sources and index sources: window layers first, then stretches that share a source."""
+    window = layers if r.random() < 0.15 else r.randint(0, min(2, layers - 1))
+    ratios, sources, selectors = [0] * window, [], []
+    while len(ratios) < layers:
+        first, length, ratio = len(ratios), r.randint(1, layers - len(ratios)), r.choice((1, 2, 3, 4))
+        sources.append(first)
+        selectors.append(first)
+        selectors += [layer for layer in range(first + 1, first + length) if r.random() < 0.4]
+        ratios += [ratio] * length
+    return ratios, sources, selectors
+
+
+def _engram(r: Random, layers: int) -> dict[str, Any]:
+    chosen = sorted(r.sample(range(layers), r.randint(1, min(2, layers))))
+    grams, heads = r.choice((2, 3, 4)), r.choice((1, 2))
+    return {
+        "engram_layer_ids": chosen,
+        "engram_num_embeddings": [sum(primes) for primes in bucket_primes(len(chosen), grams - 1, heads, 200)],
+        "engram_max_ngram_size": grams,
+        "engram_vocab_size": 200,
+        "engram_n_heads": heads,
+        "engram_head_dim": 32,
+        "engram_pad_id": 2,
+        "engram_compressed_vocab_size": COMPRESSED,
+    }
+
+
+def write_random_model(folder: Path, seed: int) -> None:
+    """A checkpoint folder of `random_config(seed)` with random weights."""
+    flat = random_config(seed)
+    (folder / "config.json").write_text(json.dumps(flat))
+    shutil.copyfile(TRAINED_CHECKPOINT / "tokenizer.json", folder / "tokenizer.json")
+    write_weights(folder, parse_config(flat, f"random model {seed}"), seed, lambda done, total: None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an engine of a random model did against the eager model on random tokens."""
+
+    relative: float
+    median: float
+    same_in_one_piece: bool
+    finite: bool
+
+
+def run_random_model(folder: Path, seed: int, arithmetic: str, passes: str) -> Outcome:
+    """Compile, feed random tokens in random pieces over poisoned memory, compare with the eager model."""
+    import torch
+
+    from v41c.compile import CompileOptions, compile
+    from v41c.frontend.loading import load as load_model
+    from v41c.runtime.artifact import load
+    from v41c.runtime.session import Session
+
+    options = CompileOptions(arithmetic=arithmetic, max_context=128, passes=passes)  # type: ignore[arg-type]
+    compile(folder, folder / "engine", options)
+    engine = load(folder / "engine")
+    r = Random(seed)
+    tokens = np.random.default_rng(seed).integers(5, VOCABULARY, r.randint(20, 70))
+    session = Session(engine, poison=True, drafting=bool(engine.programs("draft")))
+    pieces = [session.prefill_all(piece, mode="full", chunk=64) for piece in _pieces(tokens, r)]
+    found = np.concatenate(pieces)
+    whole = Session(engine).prefill_all(tokens, mode="full", chunk=64)
+    if engine.programs("draft"):
+        session.draft(int(tokens[0]))
+    with torch.inference_mode():
+        wanted = load_model(folder, arithmetic)(torch.from_numpy(tokens)).numpy()
+    errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    total = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+    same = bool(np.array_equal(found, whole))
+    return Outcome(total, float(np.median(errors)), same, bool(np.isfinite(found).all()))
+
+
+def _pieces(tokens: np.ndarray, r: Random) -> Iterator[np.ndarray]:
+    begin = 0
+    while begin < len(tokens):
+        length = r.choice((1, 2, 3, 7, 16, 40))
+        yield tokens[begin : begin + length]
+        begin += length

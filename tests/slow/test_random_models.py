@@ -1,0 +1,28 @@
+"""Two hundred random models, exact and release arithmetic, any one pass left out: about an hour on two cores.
+
+pytest tests/slow/test_random_models.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.random_models import run_random_model, write_random_model
+from v41c.passes.pipeline import REQUIRED, pass_names
+
+OPTIONAL = ["all", *(f"-{name}" for name in pass_names() if name not in REQUIRED)]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_engines_of_a_random_model(seed: int, tmp_path: Path) -> None:
+    write_random_model(tmp_path, seed)
+    passes = OPTIONAL[seed % len(OPTIONAL)]
+    exact = run_random_model(tmp_path, seed, "exact", passes)
+    assert (exact.finite, exact.same_in_one_piece) == (True, True)
+    assert exact.relative < 1e-4
+    release = run_random_model(tmp_path, seed, "release", passes)
+    assert (release.finite, release.same_in_one_piece) == (True, True)
+    # random models are chaotic in release arithmetic: a sanity bound, as for the golden cases
+    assert release.median < 0.15
