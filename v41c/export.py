@@ -48,9 +48,7 @@ class ExportReport:
 
     def summary(self) -> str:
         """The same for people."""
-        weights = (
-            f"of {self.checkpoint}" if self.checkpoint else "are inputs: none given, and the shipped ones do not fit"
-        )
+        weights = f"from {self.checkpoint}" if self.checkpoint else "left as inputs: --checkpoint puts them in"
         beside = f" and {self.data_file}" if self.data_file else ""
         return "\n".join(
             (
@@ -86,7 +84,10 @@ def export(
     source = _checkpoint(loaded, checkpoint)
     progress("writing the model")
     model = build(chosen, {"graph": chosen.name, "pass": stage, "arithmetic": loaded.manifest.arithmetic})
-    data = save(model, path, chosen.weights, None if source is None else _reader(source))
+    try:
+        data = save(model, path, chosen.weights, None if source is None else _reader(source))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
     return ExportReport(
         engine=str(engine),
         file=str(path),

@@ -11,7 +11,9 @@ import onnxruntime
 import torch
 from torch import Tensor
 
+from tests.played import Run
 from v41c.codegen.onnx.body import ELEMENT
+from v41c.ir.graph import Graph
 from v41c.ir.torch_types import type_of
 
 _TORCH = {
@@ -42,6 +44,20 @@ class Session:
         values = self._session.run_with_ort_values(None, given)
         names = (declared.name for declared in self._session.get_outputs())
         return {name: _taken(value) for name, value in zip(names, values, strict=True)}
+
+
+def by_session(sessions: Mapping[str, Session]) -> Run:
+    """Graphs run by their sessions, by name."""
+
+    def run(
+        graph: Graph, values: Mapping[str, Tensor], states: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        given = {f"state.{name}": state for name, state in states.items()}
+        outputs = sessions[graph.name].run(given | dict(values))
+        written = {name: outputs.pop(f"state.{name}:out") for name in graph.finals if f"state.{name}:out" in outputs}
+        return outputs, written
+
+    return run
 
 
 def _given(tensor: Tensor) -> onnxruntime.OrtValue:

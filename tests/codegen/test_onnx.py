@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 import torch
 from torch import Tensor
 
-from tests.codegen.onnx_harness import Session
+from tests.codegen.onnx_harness import Session, by_session
 from tests.codegen.sparse_harness import reference, symbolic_types
+from tests.played import SHIPPED, distance, interpreted, play, step, unwritten, weight
 from tests.traced import context, traced
 from v41c.codegen.onnx import model as onnx_model
 from v41c.codegen.onnx.body import DOMAIN, Body, Functions
 from v41c.codegen.onnx.model import build, save
 from v41c.errors import UnsupportedError
-from v41c.frontend.weights import as_numpy, tensor_reader
+from v41c.frontend.weights import as_numpy
 from v41c.ir.build import Builder
 from v41c.ir.graph import Graph, Module, Value
-from v41c.ir.interpret import interpret
 from v41c.ir.op import Example, Op
 from v41c.ir.ops import op_types
 from v41c.ir.ops.add import Add
@@ -41,7 +40,6 @@ EXAMPLES = [
 STATES = ("window", "compressed", "keys", "history", "partial", "cache")
 # a prompt, single tokens at an even and an odd position, and enough to go around the window
 CHUNKS = (12, 1, 1, 25)
-SHIPPED = "tiny-v41"
 
 
 def example_graph(example: Example) -> Graph:
@@ -141,13 +139,6 @@ def test_what_a_body_says_twice_it_computes_once() -> None:
 
 
 @cache
-def weight(name: str, kind: TensorType) -> Tensor:
-    """A weight of the shipped model, read once."""
-    source, _ = traced(SHIPPED)
-    return tensor_reader(source.checkpoint, source.compressed_ids)(Value(name, kind))
-
-
-@cache
 def modules(arithmetic: Arithmetic) -> dict[str, Module]:
     """The shipped model's graphs after every pass that rewrites them, by pass."""
     names = pass_names()
@@ -163,54 +154,6 @@ def session(graph: Graph, folder: Path) -> Session:
     return Session(path)
 
 
-Run = Callable[[Graph, Mapping[str, Tensor], Mapping[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor]]]
-
-
-def play(module: Module, run: Run, chunks: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    """Everything that comes out of steps of so many tokens, then of a draft block, and the states at the end."""
-    source, _ = traced(SHIPPED)
-    config = source.config
-    tokens = torch.from_numpy(np.random.default_rng(7).integers(5, config.vocab_size, sum(chunks) + 1, np.int32))
-    dims = {"S": 1, "C1": sum(chunks) + 8, "C2": sum(chunks) + 8}
-    states = {state.name: unwritten(state.type.bind(dims)) for graph in module for state in graph.states}
-    begin = 0
-    for count in chunks:
-        values = step(tokens[begin : begin + count], begin)
-        for name in ("model", "encoder", "decoder", "draft_context"):
-            if name in module:
-                outputs, written = run(module[name], values, states)
-                values, states = values | outputs, states | written
-                yield from ((f"{name} at {begin}: {output}", value) for output, value in outputs.items())
-        begin += count
-    block = torch.full((config.dspark_block_size,), config.dspark_noise_token_id, dtype=torch.int32)
-    block[0] = tokens[begin]
-    outputs, _ = run(module["draft"], step(block, begin), states)
-    yield from outputs.items()
-    yield from states.items()
-
-
-def step(tokens: Tensor, begin: int) -> dict[str, Tensor]:
-    """Inputs of a step of one sequence; every row gets logits."""
-    positions = torch.arange(begin, begin + len(tokens), dtype=torch.int32)
-    zeros = torch.zeros_like(positions)
-    rows = torch.arange(len(tokens), dtype=torch.int32)
-    return {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "rows": rows}
-
-
-def unwritten(kind: TensorType) -> Tensor:
-    """A state that nothing was written to: NaN in floats and in packed rows, an id that cuts n-grams in a history."""
-    shape = [int(dim) for dim in kind.shape]
-    return torch.full((*shape, kind.dtype.bits // 8), 255, dtype=torch.uint8).view(torch_dtype(kind.dtype)).squeeze(-1)
-
-
-def interpreted(
-    graph: Graph, values: Mapping[str, Tensor], states: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A graph run by the interpreter."""
-    result = interpret(graph, values, lambda value: weight(value.name, value.type), states)
-    return result.outputs, result.states
-
-
 def test_the_shipped_model_is_the_interpreters(tmp_path: Path) -> None:
     """Encoder, decoder and draft graphs in exact arithmetic: f32 sums in another order are all that differs.
 
@@ -220,21 +163,13 @@ def test_the_shipped_model_is_the_interpreters(tmp_path: Path) -> None:
     module = stages[split_encoder_decoder.NAME]
     sessions = {graph.name: session(graph, tmp_path) for graph in module}
 
-    def run(
-        graph: Graph, values: Mapping[str, Tensor], states: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        given = {f"state.{name}": state for name, state in states.items()}
-        outputs = sessions[graph.name].run(given | dict(values))
-        written = {name: outputs.pop(f"state.{name}:out") for name in graph.finals if f"state.{name}:out" in outputs}
-        return outputs, written
-
+    run = by_session(sessions)
     with torch.inference_mode():
         pairs = zip(play(module, run, CHUNKS), play(module, interpreted, CHUNKS), strict=True)
         for (name, found), (_, wanted) in pairs:
             assert found.dtype == wanted.dtype, name
             assert torch.equal(found.isnan(), wanted.isnan()), name
-            difference = (found.double() - wanted.double()).abs().nan_to_num().max()
-            assert difference <= 2.0**-16 * wanted.double().abs().nan_to_num().max(), name
+            assert distance(found, wanted) <= 2.0**-16, name
             assert wanted.is_floating_point() or torch.equal(found, wanted), name
 
 
