@@ -31,7 +31,7 @@ Run = Callable[[Graph, Mapping[str, Tensor], Mapping[str, Tensor]], tuple[dict[s
 
 
 def play(module: Module, run: Run, chunks: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    """Everything that comes out of steps of so many tokens, then of a draft block, and the states at the end."""
+    """All that comes out of steps of so many tokens, then of a draft block if there is one, and the last states."""
     source, _ = traced(SHIPPED)
     config = source.config
     tokens = torch.from_numpy(np.random.default_rng(7).integers(5, config.vocab_size, sum(chunks) + 1, np.int32))
@@ -46,10 +46,11 @@ def play(module: Module, run: Run, chunks: Sequence[int]) -> Iterator[tuple[str,
                 values, states = values | outputs, states | written
                 yield from ((f"{name} at {begin}: {output}", value) for output, value in outputs.items())
         begin += count
-    block = torch.full((config.dspark_block_size,), config.dspark_noise_token_id, dtype=torch.int32)
-    block[0] = tokens[begin]
-    outputs, _ = run(module["draft"], step(block, begin), states)
-    yield from outputs.items()
+    if "draft" in module:
+        block = torch.full((config.dspark_block_size,), config.dspark_noise_token_id, dtype=torch.int32)
+        block[0] = tokens[begin]
+        outputs, _ = run(module["draft"], step(block, begin), states)
+        yield from outputs.items()
     yield from states.items()
 
 
