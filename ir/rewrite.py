@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from v41c.ir.graph import Graph, Node, Value
+from v41c.ir.graph import Graph, Node, Origin, Value
 from v41c.ir.op import Op
 
 
@@ -72,3 +72,61 @@ def closure(roots: Iterable[Node], producers: dict[Value, Node], stop: Callable[
             if value is not None and value in producers and not stop(value):
                 pending.append(producers[value])
     return found
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Nodes that one node takes the place of: it stands where `parts[0]` stood, and keeps results others still read."""
+
+    parts: tuple[Node, ...]
+    op: Op
+    operands: tuple[Value | None, ...]
+    results: tuple[Value, ...]
+
+
+def fuse(graph: Graph, fusions: Iterable[Fusion], made_by: str) -> Graph:
+    """`graph` with every fusion made; nodes that a fused one now waits for come before it."""
+    placed: dict[Node, Node] = {}
+    gone: set[Node] = set()
+    for fusion in fusions:
+        origin = Origin(fusion.parts[0].origin.module, made_by)
+        placed[fusion.parts[0]] = Node(fusion.op, fusion.operands, fusion.results, origin)
+        gone.update(fusion.parts)
+    if not placed:
+        return graph
+    return graph.with_nodes(_ordered([placed.get(n, n) for n in graph.nodes if n in placed or n not in gone]))
+
+
+def _ordered(nodes: list[Node]) -> list[Node]:
+    """The nodes in order, but none before what makes its operands, nor a writer of a state before its readers."""
+    producers = {result: node for node in nodes for result in node.results}
+    readers: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in node.operands:
+            if value is not None:
+                readers.setdefault(value, []).append(node)
+    done: dict[Node, None] = {}
+    open_: set[Node] = set()
+
+    def visit(node: Node) -> None:
+        if node in open_:
+            return
+        open_.add(node)
+        for value in node.operands:
+            if value in producers:
+                visit(producers[value])
+        for old, _ in node.consumed:
+            for reader in readers[old]:
+                visit(reader)
+        done[node] = None
+
+    for node in nodes:
+        visit(node)
+    return list(done)
+
+
+def only_user(graph: Graph, value: Value, kind: type[Op]) -> Node | None:
+    """The operation of a kind that is the only one to read a value, if there is one."""
+    users = graph.users.get(value, [])
+    alone = len(users) == 1 and isinstance(users[0].op, kind) and value not in graph.outputs
+    return users[0] if alone else None

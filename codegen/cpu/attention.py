@@ -52,11 +52,11 @@ def kernel(
     op: Attention, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
-    plan = _Plan(op, operands, bounds, target)
+    plan = Plan(op, operands, bounds, target)
     return build_kernel(plan.emit, op, operands, results, bounds, scratch_words=plan.words)
 
 
-class _Plan:
+class Plan:
     """Shapes, scratch and loops of one kernel. Offsets are in words from the start of a task's scratch."""
 
     def __init__(self, op: Attention, operands: Types, bounds: Mapping[str, int], target: Target) -> None:

@@ -24,4 +24,4 @@ def kernel(
     """x [T, G, K] · weight [G · M, K]ᵀ, group by group."""
     x = operands[0]
     groups = 1 if x is None else int(x.shape[1])
-    return product_kernel(op, operands, results, target, bounds, groups)
+    return product_kernel(op, operands, results, target, bounds, groups=groups)

@@ -22,4 +22,4 @@ def kernel(
     bounds: Mapping[str, int],
 ) -> CpuKernel:
     """x [T, K] · weight [M, K]ᵀ."""
-    return product_kernel(op, operands, results, target, bounds, groups=1)
+    return product_kernel(op, operands, results, target, bounds)

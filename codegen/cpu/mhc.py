@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from v41c.codegen.cpu import quantize, tir
-from v41c.codegen.cpu.tir import LANES, Buffer, Expr
+from v41c.codegen.cpu import quantize, rms_norm, tir
+from v41c.codegen.cpu.tir import Buffer, Expr
 from v41c.ir import formats
 
 if TYPE_CHECKING:
@@ -44,24 +44,6 @@ class Entry:
             tir.store(u, start + i, total)
 
         tir.each(self.width, step)
-        mean = tir.let(tir.sum_squares(u, start, self.width) / tir.const(float(self.width)))
-        inverse = tir.let(tir.const(1.0) / tir.sqrt(mean + tir.const(self.op.norm_eps)))
-
-        def norm(i: Expr, lanes: int) -> None:
-            scaled = tir.product(tir.load(u, start + i, lanes), tir.splat(inverse, lanes))
-            tir.store(u, start + i, tir.product(tir.load(self.weight, i, lanes), scaled))
-
-        tir.each(self.width, norm)
-        if self.op.format != "none":
-            self._round_trip(start)
-
-    def _round_trip(self, start: Expr) -> None:
-        """The row's u, still in the first-level cache, to the format and back."""
-        format = formats.FORMATS[self.op.format]
-        u, quantized = self.out
-        with tir.loop(self.width // format.group) as group:
-            first = tir.let(start + group * format.group)
-            places = [tir.let(first + part) for part in range(0, format.group, LANES)]
-            values = quantize.round_trip([tir.load(u, place) for place in places], format)
-            for place, value in zip(places, values, strict=True):
-                tir.store(quantized, place, value)
+        rms_norm.norm_row(u, self.weight, u, start, self.width, self.op.norm_eps)
+        if self.op.format != "none":  # the row's u is still in the first-level cache
+            quantize.round_trip_run(u, self.out[1], start, self.width, formats.FORMATS[self.op.format])

@@ -7,7 +7,7 @@ over k, and a token's outputs are added in ascending expert order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,15 +15,16 @@ from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu import gemm, gemv, numeric, packed, quantize, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
-from v41c.codegen.cpu.product import weight_layouts
+from v41c.codegen.cpu.product import Tasks, share, weight_layouts
 from v41c.codegen.cpu.sparse import Types, required
-from v41c.codegen.cpu.tir import LANES, Buffer, Expr
+from v41c.codegen.cpu.tir import LANES, Buffer, Expr, Local
 from v41c.codegen.kernel import CpuKernel
 from v41c.errors import UnsupportedError
 from v41c.ir import formats
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
+    from v41c.ir.op import Op
     from v41c.ir.ops.moe_experts import MoeExperts
     from v41c.targets.target import Target
 
@@ -32,33 +33,69 @@ def kernel(
     op: MoeExperts, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """out f32 [T, D] of x [T, D], ids and weights [T, k], stacks w1, w3 [E, M, D] and w2 [E, D, M]."""
-    x, ids, w1, w2 = required(operands, 0, 1, 3, 5)
-    experts, inner, width = (int(dim) for dim in w1.shape)
-    quantized = w1.dtype in (DType.F8E4M3, DType.F4E2M1)
-    group = formats.FORMATS[op.format].group if op.format != "none" else 1
-    if (quantized and (inner % 32 or width % 32)) or inner % group:
-        wanted = "widths that are multiples of 32"
-        raise UnsupportedError(f"moe_experts on {target.name}: {w1}: expected {wanted}, got M {inner}, D {width}")
+    x, ids, *stacks = required(operands, 0, 1, 3, 4, 5)
+    check_widths(op, stacks[0], op.format, target)
     tokens, chosen = bound_of(x.shape[0], bounds), int(ids.shape[1])
     layouts: dict[int, str] = {}
-    for weight, kind in ((3, w1), (4, w1), (5, w2)):
-        layouts |= weight_layouts(target, kind, weight, weight + 3)
+    for number, kind in enumerate(stacks):
+        layouts |= weight_layouts(target, kind, 3 + number, 6 + number)
 
     def emit(body: Body) -> None:
-        _Experts(op, body, body.size(x.shape[0]), tokens, chosen, (experts, inner, width), w1.dtype, target).emit()
+        weights = [stack_of(kind, body.operands[3 + i], body.operands[6 + i], target) for i, kind in enumerate(stacks)]
+        experts = Experts(op, body, weights, (tokens, int(stacks[0].shape[0]), chosen), (body.results[0], 0))
+        experts.emit(body.size(x.shape[0]))
 
-    words = packed.WORDS[w1.dtype]
-    scratch = tokens * chosen * inner + (_table_words(experts, tokens * chosen) if tokens > 1 else 0)
+    words = packed.WORDS[stacks[0].dtype]
     return build_kernel(
         emit,
         op,
         operands,
         results,
         bounds,
-        scratch_words=max(1, scratch),
+        scratch_words=Experts.words(tokens, int(stacks[0].shape[0]), chosen, int(stacks[0].shape[1])),
         layouts=layouts,
         storage={3: words, 4: words, 5: words},
     )
+
+
+def check_widths(op: Op, w1: TensorType, format: str, target: Target) -> None:
+    """UnsupportedError for experts whose widths are not whole groups of their formats."""
+    inner, width = (int(dim) for dim in w1.shape[-2:])
+    quantized = w1.dtype in (DType.F8E4M3, DType.F4E2M1)
+    group = formats.FORMATS[format].group if format != "none" else 1
+    if (quantized and (inner % 32 or width % 32)) or inner % group:
+        wanted = "widths that are multiples of 32"
+        raise UnsupportedError(f"{op.name()} on {target.name}: {w1}: expected {wanted}, got M {inner}, D {width}")
+
+
+def stack_of(kind: TensorType, data: Buffer, scale: Buffer, target: Target) -> packed.Weight:
+    """A stack of matrices [E, M, K], or one of them [M, K], as kernels read it."""
+    return packed.Weight(kind.dtype, int(kind.shape[-2]), int(kind.shape[-1]), data, scale, target)
+
+
+def activate(
+    gates: list[Expr], ups: list[Expr], gain: Expr | None, limit: float, rounded: bool, format: str
+) -> list[Expr]:
+    """The input of an expert's last product from whole groups of 16 outputs of the first two.
+
+    `rounded`: the products, and what is made of them, are bf16. Without a `gain` the activation is not weighed.
+    """
+
+    def value_of(value: Expr) -> Expr:
+        return tir.let(tir.bf16(value) if rounded else value)
+
+    hidden = []
+    for gate, up in zip(gates, ups, strict=True):
+        g = tir.let(tir.minimum(tir.const(limit, LANES), value_of(gate)))
+        v = tir.let(numeric.clamp(value_of(up), limit))
+        value = tir.product(numeric.silu(g), v)
+        hidden.append(value_of(value if gain is None else tir.product(value, tir.splat(gain, LANES))))
+    if format == "none":
+        return hidden
+    kind = formats.FORMATS[format]
+    each = kind.group // LANES
+    groups = [hidden[i : i + each] for i in range(0, len(hidden), each)]
+    return [tir.let(value) for group in groups for value in quantize.round_trip(group, kind)]
 
 
 def _table_words(experts: int, pairs: int) -> int:
@@ -66,34 +103,41 @@ def _table_words(experts: int, pairs: int) -> int:
     return -(-(2 * experts + 1 + pairs) // LANES) * LANES
 
 
-class _Experts:
+class Experts:
+    """The routed experts of every token; `sizes` are tokens at most, experts, and experts that a token chooses.
+
+    The sum goes to the f32 buffer `out[0]` from element `out[1]` on. Tables and hidden activations are the first
+    `words` of the workspace.
+    """
+
     def __init__(
         self,
         op: MoeExperts,
         body: Body,
-        count: Expr,
-        tokens: int,
-        chosen: int,
+        weights: Sequence[packed.Weight],
         sizes: tuple[int, int, int],
-        dtype: DType,
-        target: Target,
+        out: tuple[Buffer, int],
     ) -> None:
-        self.experts, self.inner, self.width = sizes
-        self.op, self.count, self.tokens, self.chosen, self.target = op, count, tokens, chosen, target
+        self.op = op
+        self.tokens, self.experts, self.chosen = sizes
         self.x, self.ids, self.gains = body.operands[:3]
-        self.out = body.results[0]
+        self.w1, self.w3, self.w2 = weights
+        self.inner, self.width = self.w1.rows, self.w1.columns
+        self.out, self.out_start = out
         self.bf16 = self.x.dtype == "uint16"
-        shapes = ((self.inner, self.width), (self.inner, self.width), (self.width, self.inner))
-        self.w1, self.w3, self.w2 = (
-            packed.Weight(dtype, rows, columns, body.operands[3 + i], body.operands[6 + i], target)
-            for i, (rows, columns) in enumerate(shapes)
-        )
         self.table, self.hidden = body.integers, body.words
-        self.hidden_start = _table_words(self.experts, tokens * chosen) if tokens > 1 else 0
-        self.work = max(1, tokens) * chosen * 3 * self.inner * self.width
+        self.hidden_start = _table_words(self.experts, self.tokens * self.chosen) if self.tokens > 1 else 0
+        self.work = max(1, self.tokens) * self.chosen * 3 * self.inner * self.width
 
-    def emit(self) -> None:
+    @staticmethod
+    def words(tokens: int, experts: int, chosen: int, inner: int) -> int:
+        """Words of workspace."""
+        tables = _table_words(experts, tokens * chosen) if tokens > 1 else 0
+        return max(1, tokens) * chosen * inner + tables
+
+    def emit(self, count: Expr) -> None:
         """Both ways, chosen by the number of tokens; a kernel for single tokens has only the first."""
+        self.count = count
         if self.tokens <= 1:
             self._one_by_one()
             return
@@ -109,20 +153,7 @@ class _Experts:
         return tir.bf16(value) if self.bf16 else value
 
     def _activate(self, gates: list[Expr], ups: list[Expr], gain: Expr) -> list[Expr]:
-        """The input of the last product from whole groups of 16 outputs of the first two."""
-        limit = self.op.limit
-        hidden = []
-        for gate, up in zip(gates, ups, strict=True):
-            g = tir.let(tir.minimum(tir.const(limit, LANES), tir.let(self._rounded(gate))))
-            v = tir.let(numeric.clamp(tir.let(self._rounded(up)), limit))
-            value = tir.product(tir.product(numeric.silu(g), v), tir.splat(gain, LANES))
-            hidden.append(tir.let(self._rounded(value)))
-        if self.op.format == "none":
-            return hidden
-        format = formats.FORMATS[self.op.format]
-        each = format.group // LANES
-        groups = [hidden[i : i + each] for i in range(0, len(hidden), each)]
-        return [tir.let(value) for group in groups for value in quantize.round_trip(group, format)]
+        return activate(gates, ups, gain, self.op.limit, self.bf16, self.op.format)
 
     def _hidden_at(self, place: Expr) -> Expr:
         """Index of row `place` of the hidden activations."""
@@ -132,13 +163,20 @@ class _Experts:
 
     def _one_by_one(self) -> None:
         with tir.loop(self.count) as token:
-            first = tir.let(token * self.chosen)
-            with tir.parallel(self.chosen * self.w1.strips, self.work) as task:
-                place, strip = tir.let(first + task // self.w1.strips), tir.let(task % self.w1.strips)
-                x = gemv.widen_row(self._source, token, self.width)
-                packed.at_strip(self.w1, strip, partial(self._hidden_strip, x, first, place, strip))
+            share([self.hidden_tasks(token)], self.work)
             with tir.parallel(self.w2.strips, self.work) as strip:
-                packed.at_strip(self.w2, strip, partial(self._output_strip, token, first, strip))
+                packed.at_strip(self.w2, strip, partial(self._output_strip, token, strip))
+
+    def hidden_tasks(self, token: Expr) -> Tasks:
+        """The hidden activations of a token's experts."""
+        first = tir.let(token * self.chosen)
+        x = gemv.widen_row(self._source, token, self.width)
+
+        def run(task: Expr) -> None:
+            place, strip = tir.let(first + task // self.w1.strips), tir.let(task % self.w1.strips)
+            packed.at_strip(self.w1, strip, partial(self._hidden_strip, x, first, place, strip))
+
+        return self.chosen * self.w1.strips, run
 
     def _source(self, row: Expr, index: Expr, lanes: int) -> Expr:
         return tir.load(self.x, row * self.width + index, lanes)
@@ -152,10 +190,15 @@ class _Experts:
             panel = strip * self.w1.strip + j
             packed.store_panel(self.hidden, self._hidden_at(place - first), panel, self.inner, value)
 
-    def _output_strip(self, token: Expr, first: Expr, strip: Expr, width: int) -> None:
+    def _output_strip(self, token: Expr, strip: Expr, width: int) -> None:
+        for j, total in enumerate(self.totals(token, strip, width)):
+            packed.store_panel(self.out, self._out_at(token), strip * self.w2.strip + j, self.width, total.value)
+
+    def totals(self, token: Expr, strip: Expr, width: int) -> list[Local]:
+        """The sums over a token's experts at a strip of outputs, from its hidden activations."""
         totals = [tir.local(tir.const(0.0, LANES)) for _ in range(width)]
         with tir.loop(self.chosen) as j:
-            place = tir.let(first + j)
+            place = tir.let(token * self.chosen + j)
             expert, start = tir.let(tir.i64(self.ids[place])), tir.let(self._hidden_at(j))
 
             def source(row: Expr, index: Expr, lanes: int) -> Expr:
@@ -164,8 +207,11 @@ class _Experts:
             x = gemv.widen_row(source, place, self.inner)
             for total, value in zip(totals, gemv.dot(self.w2, self.w2.strip_of(expert, strip, width), x), strict=True):
                 total.set(total.value + tir.let(self._rounded(value)))
-        for j, total in enumerate(totals):
-            packed.store_panel(self.out, token * self.width, strip * self.w2.strip + j, self.width, total.value)
+        return totals
+
+    def _out_at(self, token: Expr) -> Expr:
+        """Index of a token's sum."""
+        return token * self.width + self.out_start
 
     # -- many tokens ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +291,7 @@ class _Experts:
                 packed.store_panel(self.hidden, self._hidden_at(place), panel, self.inner, value)
 
     def _add_output(self, tile: gemm.Tile, row: Expr, place: Expr, first: Expr, panels: Expr) -> None:
-        base = tir.let(self._pair_at(place) // self.chosen * self.width)
+        base = tir.let(self._out_at(self._pair_at(place) // self.chosen))
         with tir.loop(panels) as j:
             value = tir.let(self._rounded(tile.value(row, j)))
             packed.add_panel(self.out, base, first + j, self.width, value)
@@ -254,7 +300,7 @@ class _Experts:
         panels = packed.task_panels(self.w2, first, tir.i64(strips))
         with tir.loop(self.count) as token, tir.loop(panels) as j:
             zero = tir.const(0.0, LANES)
-            packed.store_panel(self.out, token * self.width, first * self.w2.strip + j, self.width, zero)
+            packed.store_panel(self.out, self._out_at(token), first * self.w2.strip + j, self.width, zero)
 
 
 _Rows = Callable[[Expr, Expr, Expr, int], Expr]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
@@ -49,38 +49,45 @@ def kernel(
 ) -> CpuKernel:
     """The kernel."""
     (logits,) = required(operands, 0)
-    count = int(logits.shape[1])
-    room = round_up(count) + LANES
+    bound = bound_of(logits.shape[0], bounds)
 
     def emit(body: Body) -> None:
-        (values, bias, image_bias, image), (ids, weights) = body.operands, body.results
-        with parallel(body.size(logits.shape[0]), _WORK * bound_of(logits.shape[0], bounds) * count) as token:
-            scores = array(count)
-            _score(op, values, token * count, scores, count)
-            memory = array(2 * room, "int32")  # order keys, then expert numbers
-
-            def rank(i: Expr, lanes: int) -> None:
-                chosen = load(bias, i, lanes)
-                if operands[2] is not None:
-                    chosen = T.if_then_else(T.NE(image[token], T.uint8(0)), load(image_bias, i, lanes), chosen)
-                put(memory, i, order_keys(let(load(scores, i, lanes) + let(chosen))))
-
-            each(count, rank)
-            with loop(count) as expert:
-                put(memory, expert + room, cast(expert, "int32"))
-            kept = local(T.int64(count))
-            prune(memory, T.int64(0), T.int64(room), kept, op.experts, local(T.int32(LOWEST)))
-            total = local(const(0.0))
-            with loop(op.experts) as i:
-                expert = let(memory[i + room])
-                put(ids, token * op.experts + i, expert)
-                total.set(total.value + scores[expert])
-            divisor = total.value + const(1e-20) if op.normalize and op.experts > 1 else const(1.0)
-            divisor = let(divisor)
-            with loop(op.experts) as i:
-                put(weights, token * op.experts + i, scores[memory[i + room]] / divisor * const(op.scale))
+        choose(op, body.operands, body.results, int(logits.shape[1]), body.size(logits.shape[0]), bound)
 
     return build_kernel(emit, op, operands, results, bounds)
+
+
+def choose(
+    op: Route, operands: Sequence[Buffer], results: Sequence[Buffer], count: int, tokens: Expr, bound: int
+) -> None:
+    """The choice among `count` experts for every token, from logits, bias, image bias and image."""
+    (values, bias, image_bias, image), (ids, weights) = operands, results
+    room = round_up(count) + LANES
+    with parallel(tokens, _WORK * bound * count) as token:
+        scores = array(count)
+        _score(op, values, token * count, scores, count)
+        memory = array(2 * room, "int32")  # order keys, then expert numbers
+
+        def rank(i: Expr, lanes: int) -> None:
+            chosen = load(bias, i, lanes)
+            if image is not None:
+                chosen = T.if_then_else(T.NE(image[token], T.uint8(0)), load(image_bias, i, lanes), chosen)
+            put(memory, i, order_keys(let(load(scores, i, lanes) + let(chosen))))
+
+        each(count, rank)
+        with loop(count) as expert:
+            put(memory, expert + room, cast(expert, "int32"))
+        kept = local(T.int64(count))
+        prune(memory, T.int64(0), T.int64(room), kept, op.experts, local(T.int32(LOWEST)))
+        total = local(const(0.0))
+        with loop(op.experts) as i:
+            expert = let(memory[i + room])
+            put(ids, token * op.experts + i, expert)
+            total.set(total.value + scores[expert])
+        divisor = total.value + const(1e-20) if op.normalize and op.experts > 1 else const(1.0)
+        divisor = let(divisor)
+        with loop(op.experts) as i:
+            put(weights, token * op.experts + i, scores[memory[i + room]] / divisor * const(op.scale))
 
 
 def _score(op: Route, logits: Buffer, start: Expr, scores: Buffer, count: int) -> None:
