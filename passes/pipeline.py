@@ -13,7 +13,10 @@ from v41c.ir.graph import Module
 from v41c.ir.op import Cost
 from v41c.ir.text import print_module
 from v41c.passes import (
+    fuse_attention,
     fuse_mhc,
+    fuse_moe,
+    merge_projections,
     plan_memory,
     remove_quantization,
     restrict_candidates,
@@ -28,6 +31,9 @@ PIPELINE: tuple[tuple[ModuleType, str], ...] = (
     (split_encoder_decoder, "before any fusion could join operations across the cut"),
     (restrict_candidates, "early: its operation is the traced one's, restricted, and no fusion looks at it"),
     (fuse_mhc, "before other fusions could take the boundary's round trip"),
+    (fuse_moe, "before merged projections could take the shared expert's first two"),
+    (merge_projections, "after the cut, which tells whose projections stand together"),
+    (fuse_attention, "after merged projections: the norms it joins then read results of one operation"),
     (select_kernels, "after the last rewrite of operations"),
     (plan_memory, "last: it places what the kernels need"),
 )

@@ -18,17 +18,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], Path]:
-    """Engines for contexts of 512 tokens by checkpoint folder and arithmetic, compiled when first asked for."""
+def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Engines for contexts of 512 tokens by checkpoint folder, arithmetic and passes, compiled when first asked for."""
     from v41c.compile import CompileOptions, compile
 
-    made: dict[tuple[Path, str], Path] = {}
+    made: dict[tuple[Path, str, str], Path] = {}
 
-    def engine(checkpoint: Path, arithmetic: str = "release") -> Path:
-        key = (checkpoint, arithmetic)
+    def engine(checkpoint: Path, arithmetic: str = "release", passes: str = "all") -> Path:
+        key = (checkpoint, arithmetic, passes)
         if key not in made:
             folder = tmp_path_factory.mktemp("engines") / f"{checkpoint.name}-{arithmetic}"
-            compile(checkpoint, folder, CompileOptions(arithmetic=arithmetic, max_context=512))  # type: ignore[arg-type]
+            options = CompileOptions(arithmetic=arithmetic, passes=passes, max_context=512)  # type: ignore[arg-type]
+            compile(checkpoint, folder, options)
             made[key] = folder
         return made[key]
 
