@@ -19,7 +19,8 @@ from v41c.ir.ops.add import Add
 from v41c.ir.ops.rms_norm import RmsNorm
 from v41c.ir.text import parse_module
 from v41c.ir.types import DType, TensorType
-from v41c.memory import live_bytes, peak_bytes, places
+from v41c.memory import memory_plan, peak_bytes
+from v41c.operations import operations
 from v41c.passes import plan_memory
 from v41c.passes.pipeline import pass_names
 from v41c.runtime.artifact import load
@@ -112,6 +113,21 @@ def test_a_layer_s_operations_add_up_to_its_costs(engine: Path, report: InspectR
         if entry.plan.part != "draft":
             assert narrowed.passes[-1].flops == entry.decode.flops
         assert all(state.name.startswith((name, entry.plan.kv_source or name)) for state in narrowed.states)
+
+
+def test_a_fused_operation_says_what_it_stands_for(engine: Path) -> None:
+    (first, *_) = [o for o in inspect(engine, layer="7").operations if o.op == "mhc_boundary"]
+    assert first.made_by == "fuse-mhc"
+    assert set(first.parts) == {"hc_update", "hc_coefficients", "hc_mix", "rms_norm", "round_trip"}
+    assert first.roles.count("weight") == 4
+    stages = engine_stages(load(engine))
+    every = [
+        one for graph in chosen_graphs(stages.last, "fewest").values() for one in operations(graph, stages.unfused)
+    ]
+    assert all(operation.parts == [] for operation in every if operation.made_by == "trace")
+    # nothing is lost and nothing counted twice: single operations and parts are the unfused graphs
+    count = sum(len(graph.nodes) for graph in stages.unfused)
+    assert sum(len(operation.parts) or 1 for operation in every) == count
 
 
 def test_a_graph_of_a_chunk_narrows_to_its_operations(engine: Path) -> None:
@@ -208,18 +224,19 @@ def test_a_small_difference_reads_as_one() -> None:
 def test_the_memory_plan_has_a_place_for_every_value_and_no_two_in_one(engine: Path, graph: str) -> None:
     stages = engine_stages(load(engine))
     planned = stages.last[graph]
-    plan = places(planned, stages.plans_memory)
+    memory = memory_plan(planned, stages.plans_memory)
+    plan, live = memory.places, memory.live_bytes
     stored = [value for value in plan_memory.stored_values(planned)]
     views = sum(node.op.view for node in planned.nodes)
     assert len([place for place in plan if place.kind != "workspace"]) == len(stored) - views
     ends = max(place.offset + place.size_bytes for place in plan)
-    assert ends <= plan_memory.arena_bytes(planned) < ends + 64
+    assert memory.arena_bytes == plan_memory.arena_bytes(planned)
+    assert ends <= memory.arena_bytes < ends + 64
     for index, place in enumerate(plan):
         for other in plan[:index]:
             together = place.begin <= other.end and other.begin <= place.end
             overlap = place.offset < other.offset + other.size_bytes and other.offset < place.offset + place.size_bytes
             assert not (together and overlap), (place, other)
-    live = live_bytes(plan, len(planned.nodes))
     assert len(live) == len(planned.nodes)
     assert 0 < max(live) <= ends
     for operand in (value for node in planned.nodes[-1:] for value in node.operands if value is not None):

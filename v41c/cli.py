@@ -338,6 +338,9 @@ def compare(engine: Path, against: str, golden: Path | None, checkpoint: Path | 
 @click.option("--layer", help="Only this layer: 3, mtp.0, …")
 @click.option("--pass", "after", help="Print the graphs as they stood after this pass; trace is before the first.")
 @click.option("--diff", nargs=2, metavar="A B", help="Show what changed from the graphs after pass A to those after B.")
+@click.option(
+    "--html", "page", type=click.Path(path_type=Path), help="Write one page to look at all of it in a browser."
+)
 @_json
 def inspect(
     engine: Path,
@@ -345,6 +348,7 @@ def inspect(
     layer: str | None,
     after: str | None,
     diff: tuple[str, str] | None,
+    page: Path | None,
     as_json: bool,
 ) -> None:
     """Show what ENGINE is made of: passes and what they cost, layers, programs, states, or the graphs themselves.
@@ -355,12 +359,19 @@ def inspect(
       v41c inspect e --layer 3
       v41c inspect e --pass split-encoder-decoder --graph encoder
       v41c inspect e --diff trace fuse-mhc --layer 3
+      v41c inspect e --html e.html
     """
     from v41c.inspect import difference, graph_text, inspect
 
-    if after is not None and diff is not None:
-        raise click.UsageError("expected --pass or --diff, got both.")
-    if diff is not None:
+    if sum(choice is not None for choice in (after, diff, page)) > 1:
+        raise click.UsageError("expected one of --pass, --diff and --html, got several.")
+    if page is not None:
+        if graph is not None or layer is not None:
+            raise click.UsageError("expected --html without --graph and --layer: the page has every graph and layer.")
+        from v41c.html_page import write_page
+
+        _emit(write_page(engine, page), as_json)
+    elif diff is not None:
         _emit(difference(engine, *diff, graph, layer), as_json)
     elif after is None:
         _emit(inspect(engine, graph, layer), as_json)

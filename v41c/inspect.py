@@ -209,7 +209,7 @@ def _operations(stages: Stages, graph: str | None, layer: str) -> Iterator[Opera
     graphs = stages.last if graph is not None and ":" in graph else chosen_graphs(stages.last, "fewest").values()
     for one in graphs:
         if wanted_graph(one, graph):
-            yield from (operation for operation in operations(one) if operation.layer == layer)
+            yield from (operation for operation in operations(one, stages.unfused) if operation.layer == layer)
 
 
 def difference(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Literal
 
 from v41c.ir.graph import Graph, Module, Node, Value
@@ -29,6 +30,15 @@ class Place:
     end: int
 
 
+@dataclass(frozen=True)
+class MemoryPlan:
+    """An arena: its size, everything that lies in it at some time, and the bytes in use at each command."""
+
+    arena_bytes: int
+    places: list[Place]
+    live_bytes: list[int]
+
+
 def peak_bytes(stages: Stages, name: str, dims: Mapping[str, int]) -> int:
     """Bytes of the largest backbone arena after a pass, for steps of `dims`: its plan, or what planning would make it.
 
@@ -38,22 +48,19 @@ def peak_bytes(stages: Stages, name: str, dims: Mapping[str, int]) -> int:
     return max(plan_memory.arena_bytes(_planned(graph, stages.plans_memory, dims)) for graph in graphs)
 
 
-def places(graph: Graph, shares: bool) -> list[Place]:
-    """The memory plan of a graph whose kernels are selected; `shares`: values share places, as plan-memory does."""
-    return _Places(_planned(graph, shares, graph.bounds)).run()
+def memory_plan(graph: Graph, shares: bool) -> MemoryPlan:
+    """The plan of a graph whose kernels are selected; `shares`: values share places, as plan-memory makes them."""
+    planned = _planned(graph, shares, graph.bounds)
+    found = _Places(planned).run()
+    return MemoryPlan(plan_memory.arena_bytes(planned), found, _live_bytes(found, len(graph.nodes)))
 
 
-def live_bytes(plan: list[Place], commands: int) -> list[int]:
-    """Bytes in use at each command."""
+def _live_bytes(plan: list[Place], commands: int) -> list[int]:
     change = [0] * (commands + 1)
     for place in plan:
         change[max(0, place.begin)] += place.size_bytes
-        change[min(place.end + 1, commands)] -= place.size_bytes
-    live, total = [], 0
-    for step in change[:-1]:
-        total += step
-        live.append(total)
-    return live
+        change[place.end + 1] -= place.size_bytes
+    return list(accumulate(change[:-1]))
 
 
 def _planned(graph: Graph, shares: bool, dims: Mapping[str, int]) -> Graph:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from v41c.errors import UsageError
-from v41c.ir.graph import Graph, Module
+from v41c.ir.graph import Graph, Module, Node
 from v41c.ir.op import Cost
+from v41c.ir.rewrite import closure
 from v41c.layers import Layer, layer_of
 from v41c.stages import chosen_graphs, is_backbone, variant
 
@@ -21,7 +22,8 @@ class Operation:
     """A node of a graph at the graph's own bounds.
 
     `module` is where it comes from in the eager model and `made_by` the pass that made it; a view has no kernel and
-    costs nothing. `results` are written `name: type`.
+    costs nothing. `parts` are the operations of the unfused graph that a rewritten one stands for. `roles` says of each
+    operand whether it is a weight, a state or an activation; `results` are written `name: type`.
     """
 
     graph: str
@@ -30,10 +32,12 @@ class Operation:
     module: str
     layer: str
     made_by: str
+    parts: list[str]
     kernel: str | None
     view: bool
     attributes: str
     operands: list[str | None]
+    roles: list[str]
     results: list[str]
     cost: Cost
 
@@ -65,8 +69,10 @@ def step_dims(module: Module, tokens: str) -> dict[str, int]:
     return {dim: bound for graph in graphs if is_backbone(graph) for dim, bound in graph.bounds.items()}
 
 
-def operations(graph: Graph) -> Iterator[Operation]:
-    """Every node of a graph whose kernels are selected."""
+def operations(graph: Graph, unfused: Module) -> Iterator[Operation]:
+    """Every node of a graph whose kernels are selected; `unfused` has the graph before operations were fused."""
+    bare = variant(graph)[0]
+    parts = _Parts(graph, unfused[bare]) if bare in unfused else None
     for index, node in enumerate(graph.nodes):
         yield Operation(
             graph=graph.name,
@@ -75,13 +81,32 @@ def operations(graph: Graph) -> Iterator[Operation]:
             module=node.origin.module,
             layer=layer_of(node.origin.module),
             made_by=node.origin.made_by,
+            parts=parts.of(node) if parts is not None else [],
             kernel=None if node.kernel is None else node.kernel.symbol,
             view=node.op.view,
             attributes=node.op.text(),
             operands=[None if value is None else value.name for value in node.operands],
+            roles=list(graph.roles(node)),
             results=[f"{value.name}: {value.type}" for value in node.results],
             cost=graph.node_cost(node, graph.bounds),
         )
+
+
+class _Parts:
+    """Finds what a rewritten operation stands for by the names of its results, which passes keep."""
+
+    def __init__(self, graph: Graph, unfused: Graph) -> None:
+        self.made = {value.name: node for node in graph.nodes for value in node.results}
+        self.unfused = unfused.producers
+        self.by_name = {value.name: value for value in unfused.producers}
+
+    def of(self, node: Node) -> list[str]:
+        """Names of the operations between the node's operands and its results; none if it is one of them itself."""
+        roots = {self.unfused[self.by_name[v.name]] for v in node.results if v.name in self.by_name}
+        found = closure(roots, self.unfused, lambda value: value.name in self.made)
+        if [part.op for part in found] == [node.op]:
+            return []
+        return [part.op.name() for part in dict.fromkeys(self.unfused.values()) if part in found]
 
 
 def layer_costs(module: Module, plan: tuple[Layer, ...]) -> list[LayerCosts]:
