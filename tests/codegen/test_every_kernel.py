@@ -1,0 +1,64 @@
+"""Rules every CPU kernel obeys, over every operation found in the folder: it exists, agrees with the reference on the
+examples, serves an empty step.
+
+Sharper bounds, other shapes and bit equality stand in the files of each family of kernels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.codegen.harness import Library
+from tests.codegen.sparse_harness import Subject, build, reference, rows_of, same
+from v41c.codegen.cpu import has_kernel
+from v41c.ir.op import Example
+from v41c.ir.ops import op_types
+from v41c.targets.target import host_target
+
+NAMES = sorted(op_types())
+#: f32 results of the examples are of magnitude ten at most, sums of up to 400 terms
+ABSOLUTE = 400 * 2.0**-24 * 10
+#: a bf16 result may round to its neighbour, and a product of such results move by a few of those steps
+RELATIVE = 2.0**-6
+
+
+@cache
+def built(name: str) -> tuple[Library, tuple[tuple[Example, Subject], ...]]:
+    target = host_target()
+    pairs = [(example, Subject.of(example.op, example.operands, target, 40)) for example in op_types()[name].examples()]
+    return build((subject for _, subject in pairs), target), tuple(pairs)
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    if ours.dtype in (torch.float32, torch.bfloat16):
+        relative = RELATIVE if ours.dtype == torch.bfloat16 else 0.0
+        torch.testing.assert_close(ours, theirs, rtol=relative, atol=ABSOLUTE)
+    else:
+        assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_is_a_kernel(name: str) -> None:
+    assert op_types()[name].view or has_kernel(name)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not op_types()[name].view])
+def test_examples(name: str) -> None:
+    library, pairs = built(name)
+    for example, subject in pairs:
+        results = zip(subject.call(library, example.operands), reference(example.op, example.operands), strict=True)
+        for ours, theirs in results:
+            close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not op_types()[name].view])
+def test_an_empty_step(name: str) -> None:
+    library, pairs = built(name)
+    example, subject = pairs[0]
+    operands = rows_of(example.op, example.operands, slice(0))
+    for ours, theirs in zip(subject.call(library, operands), reference(example.op, operands), strict=True):
+        assert same(ours, theirs)
