@@ -12,7 +12,7 @@ import numpy as np
 from v41c.difference import CedRow, Phase, compare_phase, logits_row
 from v41c.errors import ContextError, UsageError
 from v41c.manifest import MANIFEST_FILE
-from v41c.subject import FORCED, Array, EagerSubject, EngineSubject, Notes, Subject
+from v41c.subject import FORCED, Arithmetic, Array, EagerSubject, EngineSubject, Notes, Subject
 from v41c.verdict import Verdict, skipped
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: tokens per step of the eager model that the noise floor is measured with: few enough that the matrix library adds up
 #: in another order than for a long prompt (from about 5 rows on it does not), and more than the one of a decode step
 FLOOR_CHUNK = 3
+_ARITHMETICS: tuple[Arithmetic, ...] = ("exact", "release")
 Progress = Callable[[str], None]
 
 
@@ -105,21 +106,20 @@ def _subjects(path: Path, golden: Path, checkpoint: Path | None) -> tuple[list[S
     Beside them the interpreter as the reference that engines are judged with. Round trips are part of the release, so
     only in exact arithmetic is the interpreter worth a verdict of its own: there it must equal independent tensors.
     """
-    from v41c.frontend import load
     from v41c.frontend.checkpoint import INDEX_FILE, SINGLE_FILE
     from v41c.interpreted import InterpretedSubject
     from v41c.origin import checkpoint_of
     from v41c.runtime.artifact import load as load_engine
 
     if not (path / MANIFEST_FILE).is_file() and any((path / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-        return [EagerSubject(load(str(path), arithmetic)) for arithmetic in ("exact", "release")], None
+        return [EagerSubject.of_checkpoint(path, arithmetic) for arithmetic in _ARITHMETICS], None
     engine = load_engine(path)
     if checkpoint is None and any((golden / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         checkpoint = golden
     source, arithmetic = checkpoint_of(engine, checkpoint), engine.manifest.arithmetic
     reference = InterpretedSubject.of_engine(engine, source)
     interpreted = [reference] if arithmetic == "exact" else []
-    return [EngineSubject(engine), *interpreted, EagerSubject(load(str(source), arithmetic))], reference
+    return [EngineSubject(engine), *interpreted, EagerSubject.of_checkpoint(source, arithmetic)], reference
 
 
 def _require_same_model(path: Path, config: ModelConfig, golden: Path) -> None:
@@ -138,7 +138,6 @@ def _against_eager(
     decode_steps: int,
     progress: Progress,
 ) -> CompareReport:
-    from v41c.frontend import load
     from v41c.interpreted import InterpretedSubject
     from v41c.origin import checkpoint_of
 
@@ -155,9 +154,9 @@ def _against_eager(
         if len(text) > limit:
             raise ContextError(f"tokens: expected at most {limit}, what the engine was compiled for, got {len(text)}")
     progress("loading the eager model")
-    model = load(str(source), engine.manifest.arithmetic)
+    eager = EagerSubject.of_checkpoint(source, engine.manifest.arithmetic)
     reference = InterpretedSubject.of_engine(engine, source)
-    phases = _phases(EngineSubject(engine), EagerSubject(model), reference, text[: prompt + steps], prompt, progress)
+    phases = _phases(EngineSubject(engine), eager, reference, text[: prompt + steps], prompt, progress)
     progress("ced against full prefill")
     ced, reason = _ced(engine, text, [length for length in (window, 2 * window, 3 * window) if tokens is None], steps)
     return CompareReport(str(engine.path), engine.manifest.arithmetic, "eager model", phases, ced, reason)

@@ -18,6 +18,8 @@ from v41c.errors import ContextError
 from v41c.runtime.states import as_float
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from v41c.frontend.config import ModelConfig
@@ -34,6 +36,8 @@ STREAMS = ("in", "attn_in", "attn_out", "ffn_in", "ffn_out", "out", "pre_out")
 INTEGERS = ("engram_rows", "selection", "pool", "experts")
 #: what enters a layer or one of its sublayers: forced, it keeps every difference where it arises
 FORCED = ("in", "attn_in", "ffn_in", "out", "pre_out", "selection", "pool", "main_hidden")
+#: stored weights, up to two to a byte, that the eager model holds as f32: below 4 GB
+_EXPANDED_WEIGHTS = 5 * 10**8
 _LANDMARK = re.compile(rf"(layers|mtp)\.\d+\.({'|'.join(STREAMS + INTEGERS)})|main_hidden")
 #: shown a landmark's name, the number of its first row within the call, and its rows (floats as f32); rows that it
 #: returns take their place
@@ -113,6 +117,16 @@ class EagerSubject:
         self._chunk = chunk
         self.states: dict[str, torch.Tensor] = {}
         self._length = 0
+
+    @classmethod
+    def of_checkpoint(cls, path: Path, arithmetic: Arithmetic) -> EagerSubject:
+        """The eager model of a folder, weights as f32 where they fit: the same bits, and no conversion per product."""
+        from v41c.frontend.loading import dequantize_parameters, load
+
+        model = load(path, arithmetic)
+        if sum(parameter.numel() for parameter in model.parameters()) <= _EXPANDED_WEIGHTS:
+            dequantize_parameters(model)
+        return cls(model)
 
     def grouped(self, chunk: int) -> EagerSubject:
         """The same model, fed in steps of `chunk` tokens."""

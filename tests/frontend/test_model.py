@@ -261,6 +261,20 @@ def test_caches_are_packed() -> None:
     assert sum(rows * width for _, rows, width in growing) == 890 * 4096
 
 
+@pytest.mark.parametrize("case", ["case_00", "case_02"])
+def test_weights_held_as_f32_give_the_same_bits(case: str) -> None:
+    """What a comparison does to save time: every product converts its weight to f32 anyway."""
+    tokens, results = random_tokens(case, 23), []
+    for subject in (EagerSubject(loaded(case)), EagerSubject.of_checkpoint(FOLDERS[case], "release")):
+        subject.start(30)
+        notes = Notes()
+        logits = subject.feed(tokens, notes)
+        results.append(notes.values | {"last": logits, "next": subject.decode(9, Notes())})
+    assert results[0].keys() == results[1].keys()
+    for name, rows in results[0].items():
+        np.testing.assert_array_equal(results[1][name], rows, name)
+
+
 def test_an_unknown_arithmetic_is_refused() -> None:
     with pytest.raises(UsageError, match="arithmetic: expected release or exact, got double"):
         v41c.frontend.load(str(FOLDERS["case_02"]), "double")
