@@ -16,6 +16,7 @@ import torch
 from tests.codegen.onnx_harness import Session, by_session
 from tests.played import SHIPPED, distance, interpreted, play
 from tests.traced import FOLDERS, traced
+from v41c import __version__
 from v41c.cli import main
 from v41c.codegen.onnx.body import DOMAIN
 from v41c.errors import UsageError
@@ -80,6 +81,7 @@ def test_states_go_in_and_out_and_dimensions_keep_their_names(engine: Path, tmp_
     modules = {entry.value for node in model.graph.node for entry in node.metadata_props if entry.key == "module"}
     assert "layers.0.attn" in modules
     facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert facts.pop("v41c") == __version__
     assert facts == {"graph": "encoder:512", "pass": "plan-memory", "arithmetic": "release"}
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from v41c import __version__
 from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine, load
 from v41c.stages import Stages, chosen_graphs, engine_stages
@@ -83,7 +84,8 @@ def export(
     stage, chosen = _choose(stages, after, graph or DEFAULT_GRAPH)
     source = _checkpoint(loaded, checkpoint)
     progress("writing the model")
-    model = build(chosen, {"graph": chosen.name, "pass": stage, "arithmetic": loaded.manifest.arithmetic})
+    arithmetic = loaded.manifest.arithmetic
+    model = build(chosen, {"v41c": __version__, "graph": chosen.name, "pass": stage, "arithmetic": arithmetic})
     try:
         data = save(model, path, chosen.weights, None if source is None else _reader(source))
     except OSError as error:

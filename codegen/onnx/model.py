@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from v41c import __version__
 from v41c.codegen.onnx import apply
 from v41c.codegen.onnx.body import (
     ELEMENT,
@@ -67,7 +66,6 @@ def build(graph: Graph, about: Mapping[str, str]) -> Any:
         functions=body.functions.protos,
         ir_version=IR_VERSION,
         producer_name="v41c",
-        producer_version=__version__,
     )
     helper.set_model_props(model, dict(about))
     onnx.checker.check_model(model)
