@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 
 from v41c.errors import ConfigError
 from v41c.frontend.presets import RELEASE_CONFIG, TRAINED_CHECKPOINT, flat_config, preset_named
-from v41c.report import Report, report
+from v41c.report import Report, report, stages_report
+from v41c.runtime.artifact import load
+from v41c.stages import Stages, engine_stages
 
 ROOT = Path(__file__).parents[1]
 EngineOf = Callable[[Path, str], Path]
@@ -92,7 +94,8 @@ def test_what_the_release_s_deployed_system_reports_is_reported() -> None:
     assert "index scores" in release()["sources"]["decode_arithmetic_growth"]
     for use in ("decode", "prefill"):
         print(f"launches of a reuse-mode layer in {use}: {release()[f'launches_per_reuse_layer_{use}']}")
-        assert 0 < release()[f"launches_per_reuse_layer_{use}"] <= 27  # 27 unfused
+    assert 0 < release()["launches_per_reuse_layer_decode"] <= 12
+    assert 0 < release()["launches_per_reuse_layer_prefill"] <= 16
 
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
@@ -198,6 +201,17 @@ def test_an_engine_reports_what_its_checkpoint_does_without_torch(engine_of: Eng
     differing = {key for key in of_model if of_model[key] != of_engine[key]}
     # kernels are selected for one token and for many only in an engine
     assert differing <= {"model", "kind", "sources", *(key for key in of_model if key.startswith("launches_"))}
+
+
+def test_an_engine_that_is_not_cut_has_the_same_figures(engine_of: EngineOf) -> None:
+    stages = engine_stages(load(engine_of(TRAINED_CHECKPOINT, "release")))
+    whole = Stages({name: partial(stages.__getitem__, name) for name in ("trace", "remove-quantization")})
+    cut, uncut = (stages_report("e", "engine", some, 1000).to_json() for some in (stages, whole))
+    passes = {"decode_arithmetic_growth", "launches_per_reuse_layer_decode", "launches_per_reuse_layer_prefill"}
+    assert {key for key in cut if cut[key] != uncut[key]} <= passes | {"sources"}
+    assert uncut["launches_per_reuse_layer_decode"] > cut["launches_per_reuse_layer_decode"]
+    # scores of whole contexts, masked afterwards
+    assert uncut["decode_arithmetic_growth"] > cut["decode_arithmetic_growth"]
 
 
 def test_exact_arithmetic_keeps_f32_states(engine_of: EngineOf) -> None:

@@ -67,11 +67,11 @@ class Boundary:
         return sum(TensorType(self.norm.results[0].type.dtype, shape[1:-1]).elements for shape in found)
 
 
-def boundaries(unfused: Module) -> list[Boundary]:
-    """Boundaries of the backbone whose updated stream goes straight to the next sublayer, through no Engram."""
+def boundaries(halves: Module) -> list[Boundary]:
+    """Boundaries of the unfused backbone whose updated stream goes straight to the next sublayer, through no Engram."""
     found = (
         _boundary(graph, node)
-        for graph in unfused
+        for graph in halves
         for node in graph.nodes
         if is_backbone(graph) and isinstance(node.op, HcUpdate)
     )

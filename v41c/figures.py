@@ -48,9 +48,9 @@ class _Subject:
 
     def __init__(self, stages: Stages, context: int) -> None:
         self.context = context
-        self.unfused = stages.unfused
+        self.halves = stages.halves
         self.stored = stages.last
-        self.plan = layer_plan(stages.unfused)
+        self.plan = layer_plan(stages.halves)
 
     @cached_property
     def backbone(self) -> tuple[Layer, ...]:
@@ -66,7 +66,7 @@ class _Subject:
 
     def nodes(self, *ops: str) -> Iterator[tuple[Graph, Node]]:
         """Operations of the backbone by name, unfused."""
-        for graph in self.unfused:
+        for graph in self.halves:
             if is_backbone(graph):
                 yield from ((graph, node) for node in graph.nodes if node.op.name() in ops)
 
@@ -116,12 +116,12 @@ def backbone_parameters(subject: _Subject) -> Figure:
     tables = _tables(subject)
     weights = {
         weight.name: weight.type.elements
-        for graph in subject.unfused
+        for graph in subject.halves
         if is_backbone(graph)
         for weight in graph.weights
         if weight.type.dtype in PARAMETERS and weight.name not in tables
     }
-    graphs = " and ".join(graph.name for graph in subject.unfused if is_backbone(graph))
+    graphs = " and ".join(graph.name for graph in subject.halves if is_backbone(graph))
     source = f"elements of the {len(weights)} weights of {graphs}, scales and Engram tables left out"
     return Figure("backbone_parameters", "parameters of the backbone", sum(weights.values()), "", source)
 
@@ -138,7 +138,7 @@ def engram_parameters(subject: _Subject) -> Figure:
 def _active(subject: _Subject, names: tuple[str, ...]) -> dict[str, int]:
     """Elements of each weight that one token reads in graphs: of tables and expert stacks, only what it touches."""
     read: dict[str, int] = {}
-    for graph in subject.unfused:
+    for graph in subject.halves:
         for node in graph.nodes if graph.name in names else ():
             types = tuple(None if value is None else value.type.bind(subject.dims) for value in node.operands)
             touched = node.op.touched(*types)
@@ -203,7 +203,7 @@ def window_state(subject: _Subject) -> Figure:
 
 def boundary_unfused(subject: _Subject) -> Figure:
     """Values of width d that the operations at a sublayer boundary read and write one by one, a token."""
-    found = boundaries(subject.unfused)
+    found = boundaries(subject.halves)
     moved = found[0].moved() if found else {}
     listed = ", ".join(f"{name} {count}" for name, count in moved.items())
     return Figure(
@@ -217,7 +217,7 @@ def boundary_unfused(subject: _Subject) -> Figure:
 
 def boundary_fused(subject: _Subject) -> Figure:
     """The same of the one operation that stands for them."""
-    found = boundaries(subject.unfused)
+    found = boundaries(subject.halves)
     source = "operands and results of mhc_boundary at their types: stream and y, the next stream and u"
     converted = next((boundary for boundary in found if boundary.trip is not None), None)
     if converted is not None:
@@ -260,7 +260,7 @@ def engram_bytes(subject: _Subject) -> Figure:
 def prefill_block_tokens(subject: _Subject) -> Figure:
     """Block-token evaluations of a prompt: the encoder over all of it, the decoder over a replay of one window."""
     encoder, decoder = (_blocks(subject, part) for part in ("encoder", "decoder"))
-    reason = why_not_ced(subject.unfused["decoder"])
+    reason = why_not_ced(subject.halves["decoder"])
     windows = [int(subject.states[layer.window].shape[1]) for layer in subject.backbone]
     tail = subject.context if reason else min(subject.context, max(windows, default=0))
     source = f"{encoder} attentions in encoder × {subject.context} + {decoder} in decoder × {tail}"

@@ -133,7 +133,7 @@ def engine_report(
 ) -> InspectReport:
     """`inspect` of a loaded engine whose stages are at hand."""
     manifest = engine.manifest
-    plan = layer_plan(stages.unfused)
+    plan = layer_plan(stages.halves)
     layer = None if layer is None else check_layer(plan, layer)
     programs = _programs(manifest, graph)
     bare = None if graph is None else _bare(graph)
@@ -220,7 +220,7 @@ def difference(
     UsageError names the passes, graphs or layers there are.
     """
     stages = engine_stages(load(engine))
-    layer = None if layer is None else check_layer(layer_plan(stages.unfused), layer)
+    layer = None if layer is None else check_layer(layer_plan(stages.halves), layer)
     return stage_diff((before, stages[before]), (after, stages[after]), graph, layer)
 
 
@@ -233,7 +233,7 @@ def graph_text(engine: str | Path, after: str, graph: str | None = None, layer: 
     loaded = load(engine)
     text = (loaded.path / stage_file(loaded, after)).read_text(encoding="utf-8")
     if layer is not None:
-        layer = check_layer(layer_plan(engine_stages(loaded).unfused), layer)
+        layer = check_layer(layer_plan(engine_stages(loaded).halves), layer)
     elif graph is None:
         return text
     found = {block.split(maxsplit=2)[1]: block for block in _blocks(text)}

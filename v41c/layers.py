@@ -42,10 +42,10 @@ def layer_of(module: str) -> str:
     return ".".join(parts[:2]) if parts[0] in ("layers", "mtp") and len(parts) > 1 else ""
 
 
-def layer_plan(unfused: Module) -> tuple[Layer, ...]:
-    """Every layer in order, from graphs of one semantic operation each (`Stages.unfused`)."""
-    writers = _writers(unfused)
-    return tuple(layer for graph in unfused for layer in _Plan(graph, writers).layers())
+def layer_plan(halves: Module) -> tuple[Layer, ...]:
+    """Every layer in order, from graphs of one semantic operation each (`Stages.halves`)."""
+    writers = _writers(halves)
+    return tuple(layer for graph in halves for layer in _Plan(graph, writers).layers())
 
 
 def state_types(module: Module) -> dict[str, TensorType]:

@@ -50,12 +50,16 @@ class Stages:
         """What the engine runs."""
         return self[self.names[-1]]
 
-    @cached_property
+    @property
     def unfused(self) -> Module:
-        """Encoder, decoder and draft graphs of one semantic operation each, in the engine's arithmetic."""
-        if split_encoder_decoder.NAME in self.names:
-            return self[split_encoder_decoder.NAME]
-        return split_encoder_decoder.run(self[remove_quantization.NAME], WITHOUT_KERNELS)
+        """The engine's graphs as they stood before any operation was rewritten, in its arithmetic."""
+        cut = split_encoder_decoder.NAME in self.names
+        return self[split_encoder_decoder.NAME if cut else remove_quantization.NAME]
+
+    @cached_property
+    def halves(self) -> Module:
+        """The same as encoder, decoder and draft graphs, whether the engine is cut so or not."""
+        return split_encoder_decoder.run(self.unfused, WITHOUT_KERNELS)
 
     @property
     def plans_memory(self) -> bool:

@@ -16,7 +16,7 @@ function drawMap() {
     place[layer.name] = { x: left + x * step, y: 46 + y * height };
   }));
   const middle = (name) => place[name].x + box.width / 2;
-  const svg = s("svg", { viewBox: `0 0 ${left + 1130} ${rows.length * height - 44}`, role: "img", "aria-label": "Layers" });
+  const svg = s("svg", { viewBox: `0 0 ${left + 1130} ${rows.length * height - (parts[parts.length - 1] === "draft" ? 44 : 0)}`, role: "img", "aria-label": "Layers" });
 
   rows.forEach((row, y) => {
     const top = 46 + y * height;
