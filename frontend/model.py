@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from v41c.errors import UsageError
 from v41c.frontend.apply import apply
 from v41c.frontend.arithmetic import Arithmetic
 from v41c.frontend.block import Block
@@ -75,17 +76,25 @@ class Model(nn.Module):
             for name, (dtype, shape) in state_shapes(self.config, self.arithmetic, slots, context).items()
         }
 
-    def forward(self, tokens: Tensor, states: dict[str, Tensor] | None = None, position: int = 0) -> Tensor:
+    def forward(
+        self, tokens: Tensor | Sequence[int], states: dict[str, Tensor] | None = None, position: int = 0
+    ) -> Tensor:
         """Logits f32 [T, V] after each of `tokens` [T], which stand at `position`, `position` + 1, … of one sequence.
 
         Without `states` the sequence starts fresh. With them it continues where they stand, and they are updated.
         """
+        tokens = torch.as_tensor(tokens, dtype=torch.int32)
+        if tokens.dim() != 1 or not len(tokens):
+            raise UsageError(f"tokens: expected the ids of one sequence, got shape {list(tokens.shape)}")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.config.vocab_size:
+            raise UsageError(f"tokens: expected ids of 0 to {self.config.vocab_size - 1}, got {low} to {high}")
         count = len(tokens)
         states = self.new_states(1, position + count) if states is None else states
         positions = torch.arange(position, position + count, dtype=torch.int32)
         same = torch.zeros_like(positions)
         rows = torch.arange(count, dtype=torch.int32)
-        return self.step(tokens.to(torch.int32), positions, same, same, rows, states)[0]
+        return self.step(tokens, positions, same, same, rows, states)[0]
 
     def step(
         self,

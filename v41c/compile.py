@@ -145,7 +145,7 @@ def compile(
         arithmetic=options.arithmetic,
         seconds=clock.laps,
         passes=manifest.passes,
-        pass_seconds={stage.name: stage.seconds for stage in stages},
+        pass_seconds={stage.name: stage.seconds for stage in stages} | {"trace": clock.laps["trace"]},
         kernels=len(used),
         weight_bytes=sum(weight.size_bytes for weight in manifest.weights),
         arena_bytes={f"{program.graph}:{program.max_tokens}": program.arena_bytes for program in programs},

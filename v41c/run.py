@@ -70,10 +70,15 @@ class RunReport:
                 f"loaded in {self.load_seconds:.2f} s",
                 f"prompt: {self.prompt_tokens} tokens in {self.prefill_seconds:.2f} s "
                 f"({self.prefill_tokens_per_second:.0f} tokens/s, {self.mode})",
-                f"generated: {len(self.tokens)} tokens in {self.prefill_seconds + self.decode_seconds:.2f} s "
-                f"({self.decode_tokens_per_second:.0f} tokens/s in decode), stopped by {self.finish_reason}",
+                f"generated: {len(self.tokens)} tokens, stopped by {self.finish_reason}{self._decode_speed()}",
             ]
         )
+
+    def _decode_speed(self) -> str:
+        """Speed of decode, which makes every token but the first: that one comes from prefill."""
+        if len(self.tokens) < 2:
+            return ""
+        return f"; decode took {self.decode_seconds:.2f} s ({self.decode_tokens_per_second:.0f} tokens/s)"
 
 
 def run(
