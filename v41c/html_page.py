@@ -30,7 +30,7 @@ from v41c.terminal import bytes_text
 #: lines of a difference that the page shows; `v41c inspect --diff` has them all
 DIFF_LINES = 400
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_SCRIPTS = ("base", "map", "pipeline", "costs", "layout", "graph", "memory", "search", "main")
+_SCRIPTS = ("base", "map", "pipeline", "costs", "layout", "graph", "scene", "operation", "memory", "search", "main")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ function bytes(count) {
 }
 function short(count) {
   for (const unit of ["", " k", " M", " G", " T"]) {
-    if (Math.abs(count) < 1000) return unit ? `${Number(count.toPrecision(3))}${unit}` : String(Number(count.toPrecision(4)));
+    if (Math.abs(count) < 1000)
+      return unit ? `${Number(count.toPrecision(3))}${unit}` : String(Number(count.toPrecision(4)));
     count /= 1000;
   }
   return `${Number(count.toPrecision(3))} P`;
@@ -62,13 +63,19 @@ document.addEventListener("pointermove", (event) => {
 // A row of buttons of which one is pressed; `choose` is called with its value.
 function choice(values, current, choose, label = (value) => value) {
   const buttons = values.map((value) =>
-    h("button", {
-      type: "button", "aria-pressed": String(value === current),
-      onclick: () => {
-        buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(values[index] === value)));
-        choose(value);
+    h(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": String(value === current),
+        onclick: () => {
+          buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(values[index] === value)));
+          choose(value);
+        },
       },
-    }, label(value)));
+      label(value),
+    ),
+  );
   return h("span", { class: "choice" }, buttons);
 }
 

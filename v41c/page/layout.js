@@ -27,7 +27,10 @@ function longestPath(byId, edges) {
   for (let changed = true; changed;) {
     changed = false;
     for (const [from, to] of edges) {
-      if (rank.get(to) <= rank.get(from)) { rank.set(to, rank.get(from) + 1); changed = true; }
+      if (rank.get(to) <= rank.get(from)) {
+        rank.set(to, rank.get(from) + 1);
+        changed = true;
+      }
     }
   }
   // a node that only gives hangs right above the first that takes
@@ -54,7 +57,11 @@ function chain(from, to, first, last, ranks) {
 }
 
 function order(ranks, down) {
-  ranks.forEach((row) => row.forEach((node, index) => { node.index = index; }));
+  ranks.forEach((row) =>
+    row.forEach((node, index) => {
+      node.index = index;
+    }),
+  );
   const rows = down ? ranks : [...ranks].reverse();
   for (const row of rows) {
     for (const node of row) {
@@ -62,14 +69,19 @@ function order(ranks, down) {
       node.wish = near.length ? near.reduce((sum, other) => sum + other.index, 0) / near.length : node.index;
     }
     row.sort((a, b) => a.wish - b.wish || a.index - b.index);
-    row.forEach((node, index) => { node.index = index; });
+    row.forEach((node, index) => {
+      node.index = index;
+    });
   }
 }
 
 function place(ranks) {
   for (const row of ranks) {
     let x = 0;
-    for (const node of row) { node.x = x; x += node.width + GAP.x; }
+    for (const node of row) {
+      node.x = x;
+      x += node.width + GAP.x;
+    }
   }
   const middle = (node) => node.x + node.width / 2;
   for (let sweep = 0; sweep < 24; sweep++) {
@@ -89,14 +101,18 @@ function place(ranks) {
 
 // As close to the wishes as order and gaps allow: the mean of pushing to the right and pushing to the left.
 function settle(row) {
-  const right = [], left = [];
+  const right = [],
+    left = [];
   row.forEach((node, index) => {
     right[index] = index ? Math.max(node.wish, right[index - 1] + row[index - 1].width + GAP.x) : node.wish;
   });
   for (let index = row.length - 1; index >= 0; index--) {
-    left[index] = index + 1 < row.length ? Math.min(row[index].wish, left[index + 1] - row[index].width - GAP.x) : row[index].wish;
+    left[index] =
+      index + 1 < row.length ? Math.min(row[index].wish, left[index + 1] - row[index].width - GAP.x) : row[index].wish;
   }
-  row.forEach((node, index) => { node.x = (right[index] + left[index]) / 2; });
+  row.forEach((node, index) => {
+    node.x = (right[index] + left[index]) / 2;
+  });
 }
 
 function path(nodes) {
@@ -106,10 +122,12 @@ function path(nodes) {
     if (index === nodes.length - 1) return [[x, node.y]];
     return [[x, node.y]];
   });
-  return points.map(([x, y], index) => {
-    if (!index) return `M${x},${y}`;
-    const [fromX, fromY] = points[index - 1];
-    const bend = (fromY + y) / 2;
-    return `C${fromX},${bend} ${x},${bend} ${x},${y}`;
-  }).join("");
+  return points
+    .map(([x, y], index) => {
+      if (!index) return `M${x},${y}`;
+      const [fromX, fromY] = points[index - 1];
+      const bend = (fromY + y) / 2;
+      return `C${fromX},${bend} ${x},${bend} ${x},${y}`;
+    })
+    .join("");
 }
