@@ -15,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from v41c.compare import CompareReport, compare
 from v41c.difference import divergence, error, logits_row
 from v41c.errors import ContextError, UsageError
+from v41c.frontend.config import read_config
+from v41c.frontend.engram import bucket_primes
+from v41c.frontend.initialize import write_weights
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.subject import Notes, as_bf16
 
@@ -104,6 +107,44 @@ def test_an_exact_engine_is_the_exact_eager_model(engine_of: EngineOf) -> None:
     for phase in report.phases:
         assert max(row.engine.relative_l2 for row in phase.tensors) <= 1e-5
         assert all(row.engine == row.floor == row.rows for row in phase.integers)
+
+
+def odd_checkpoint(folder: Path) -> Path:
+    """No power of two anywhere: ratios 8 and 3, three copies, a window of 3, 5 experts of 21 in fp8, blocks of 5."""
+    given = json.loads((GOLDEN / "case_00" / "config.json").read_text())
+    plan = {
+        "n_layers": 5,
+        "n_mtp_layers": 1,
+        "compress_ratios": [8, 8, 3, 3, 0, 0],
+        "kv_source_layers": [0, 2],
+        "index_source_layers": [0, 1, 2, 3],
+        "candidate_source_layer": 2,
+        "candidate_topk_blocks": 3,
+        "candidate_block_size": 5,
+        "index_topk": 7,
+        "dspark_target_layer_ids": [0],
+        "dspark_block_size": 2,
+    }
+    sizes = {"window_size": 3, "hc_mult": 3, "dim": 160, "n_heads": 3, "o_groups": 3, "head_dim": 96}
+    experts = {"expert_dtype": "fp8", "n_routed_experts": 21, "n_activated_experts": 5, "score_func": "softmax"}
+    engram = {"engram_layer_ids": [0], "engram_max_ngram_size": 3, "engram_n_heads": 3, "engram_vocab_size": 50}
+    engram["engram_num_embeddings"] = [sum(bucket_primes(1, 2, 3, 50)[0])]
+    flat = given | plan | sizes | experts | engram | {"vision_n_layers": 0, "original_seq_len": 0}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(flat))
+    shutil.copyfile(GOLDEN / "case_00" / "tokenizer.json", folder / "tokenizer.json")
+    write_weights(folder, read_config(folder), 1, lambda done, total: None)
+    return folder
+
+
+def test_an_odd_shape_is_compiled_as_it_is(engine_of: EngineOf, tmp_path: Path) -> None:
+    """Exact arithmetic shows any index that is off; 140 tokens close many groups of every ratio."""
+    checkpoint = odd_checkpoint(tmp_path / "odd")
+    tokens = np.random.default_rng(3).integers(5, 500, 140).tolist()
+    report = compare(engine_of(checkpoint, "exact"), checkpoint=checkpoint, tokens=tokens)
+    for phase in report.phases:
+        assert max(row.engine.relative_l2 for row in phase.tensors) <= 1e-5
+        assert all(row.engine == row.rows for row in phase.integers)
 
 
 def test_given_tokens(engine_of: EngineOf) -> None:
