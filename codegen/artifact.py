@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -43,35 +44,65 @@ _COPY_BYTES = 64 << 20
 def new_folder(destination: Path) -> Iterator[Path]:
     """A temporary folder beside `destination` that takes its place when the block succeeds, and is removed when not.
 
-    An engine that is already there is replaced; any other folder or file is refused.
+    An engine that is already there is replaced; anything else that is there is refused.
     """
     destination = destination.absolute()
-    occupied = destination.exists() and not (destination / MANIFEST_FILE).is_file()
-    if occupied and not (destination.is_dir() and not any(destination.iterdir())):
-        raise ArtifactError(f"{destination}: expected an engine folder to replace or a free name, found something else")
+    _require_free(destination)
+    made = [parent for parent in destination.parents if not parent.exists()]
+    folder: Path | None = None
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-    except OSError as error:
-        raise ArtifactError(f"{destination}: cannot be written: {error.strerror}") from error
-    try:
         folder.chmod(0o755)
         yield folder
         _take_place(folder, destination)
     except OSError as error:
-        raise ArtifactError(f"{destination}: cannot be written: {error.strerror}") from error
+        elsewhere = error.filename and (folder is None or not str(error.filename).startswith(str(folder)))
+        place = error.filename if elsewhere else destination
+        raise ArtifactError(f"{place}: cannot be written: {error.strerror}") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for parent in made:  # those that hold the engine now are not empty and stay
+                parent.rmdir()
+
+
+def _require_free(destination: Path) -> None:
+    """Refuse a place that holds anything but nothing, an empty folder, or an engine and nothing else."""
+    if destination.is_symlink():
+        raise ArtifactError(f"{destination}: expected a folder or a free name, found a symbolic link")
+    if not destination.exists() or (destination.is_dir() and _is_engine_or_empty(destination)):
+        return
+    raise ArtifactError(f"{destination}: expected an engine folder to replace or a free name, found something else")
+
+
+def _is_engine_or_empty(folder: Path) -> bool:
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    if not found:
+        return not any(folder.iterdir())
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes())
+        return isinstance(manifest["format_version"], int) and found <= {MANIFEST_FILE, *manifest["files"]}
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return False
 
 
 def _take_place(folder: Path, destination: Path) -> None:
-    if destination.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old.", dir=destination.parent))
-        os.rename(destination, old / "engine")
+    """Put the finished folder in place; what was there stays until it is, and comes back if it cannot be."""
+    if not destination.exists():
         os.rename(folder, destination)
-        shutil.rmtree(old)
-    else:
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{destination.name}.old.", dir=destination.parent))
+    try:
+        os.rename(destination, aside / "engine")
         os.rename(folder, destination)
+    except BaseException:
+        if not destination.exists() and (aside / "engine").exists():
+            os.rename(aside / "engine", destination)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 class ProgramWriter:

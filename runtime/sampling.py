@@ -71,7 +71,8 @@ def distribution(logits: npt.NDArray[np.floating], sampling: Sampling) -> Probab
         return certain
     _require_numbers(logits)
     # The maximum goes first: a tiny temperature then sends the others to −inf instead of the largest to +inf.
-    weights = np.exp((logits.astype(np.float64) - float(np.max(logits))) / sampling.temperature)
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits.astype(np.float64) - float(np.max(logits))) / sampling.temperature)
     kept = _filtered(weights, sampling)
     probabilities = np.zeros_like(weights)
     probabilities[kept] = weights[kept] / weights[kept].sum()

@@ -199,11 +199,17 @@ class Session:
 
     def _run(self, tokens: Tokens, slot: int) -> Run:
         start = self.length(slot)
-        ids = np.asarray(tokens)
-        if ids.ndim != 1 or not ids.size:
+        try:
+            ids = np.asarray(tokens)
+        except ValueError as error:
+            raise ContextError("prompt: expected token ids in one dimension, got a ragged list") from error
+        if ids.ndim != 1:
+            raise ContextError(f"prompt: expected token ids in one dimension, got {ids.ndim}")
+        if not ids.size:
             raise ContextError("prompt: expected at least one token, got none")
         if ids.dtype.kind not in "iu":
-            raise ContextError(f"prompt: expected token ids, got {ids.dtype}")
+            most = self.engine.manifest.vocabulary - 1
+            raise ContextError(f"prompt: expected token ids of 0 to {most}, got {str(tokens)[:60]}")
         strange = np.flatnonzero((ids < 0) | (ids >= self.engine.manifest.vocabulary))
         if strange.size:
             place = int(strange[0])

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import click
 
@@ -28,8 +28,12 @@ from v41c.terminal import progress
 INTERRUPTED, TERMINATED = 130, 143
 
 
+#: seconds between attempts to stop where stopping is safe
+_RETRY_SECONDS = 0.05
+
+
 class Terminated(BaseException):
-    """SIGTERM, raised where the program stands so that what is half written is removed."""
+    """SIGTERM or SIGHUP, raised where the program stands so that what is half written is removed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
-        with _raised_sigterm():
+        with _raised_signals():
             code = _invoke(given or ["--help"])
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "v41c"
         return _fail(f"{error.format_message()} See `{where} --help`.", error.exit_code)
@@ -48,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone: what is still buffered must not be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
@@ -72,20 +78,41 @@ def _invoke(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _raised_sigterm() -> Iterator[None]:
-    """SIGTERM raises Terminated within this context, where it is entered in the main thread."""
+def _raised_signals() -> Iterator[None]:
+    """Within this context, where it is entered in the main thread, SIGINT, SIGTERM and SIGHUP raise.
+
+    Not while the kernel compiler is calling back into Python: an exception would cross its C++ frames and abort the
+    process. A signal that comes then is tried again a moment later.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminate)
+    told: list[type[BaseException]] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGALRM:
+            told[:] = [KeyboardInterrupt if number == signal.SIGINT else Terminated]
+        if told and _in_kernel_compiler(frame):
+            signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS)
+        elif told:
+            raise told.pop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
+def _in_kernel_compiler(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("tvm", "tvm_ffi"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _fail(message: str, code: int) -> int:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 #: token counts that programs are made for: one token of decode, and chunks of prefill
 VARIANTS = (1, 512)
 DEFAULT_CONTEXT = 4096
+#: positions are 32-bit integers
+MAX_CONTEXT = 2**31
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,9 @@ def compile(
     clock = _Clock()
     progress("reading the checkpoint")
     source = read_source(Path(checkpoint), options.no_weights)
+    context_limit(source.config, options)
+    if options.dump_ir is not None:
+        make_folder(options.dump_ir)
     clock.lap("read")
     with new_folder(Path(engine)) as folder:
         progress("tracing the eager model")
@@ -150,6 +155,14 @@ def compile(
         weight_bytes=sum(weight.size_bytes for weight in manifest.weights),
         arena_bytes={f"{program.graph}:{program.max_tokens}": program.arena_bytes for program in programs},
     )
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for what the user asked to be written; UsageError where there can be none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path}: expected a folder to write to: {error.strerror}") from error
 
 
 class _Clock:
@@ -190,7 +203,11 @@ def trace_source(source: Source) -> Module:
 
 def context_limit(config: ModelConfig, options: CompileOptions) -> int:
     """Most tokens of a sequence: what the user asks for, or the model's own limit up to a default."""
-    return options.max_context or min(config.max_position_embeddings or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if options.max_context is None:
+        return min(config.max_position_embeddings or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    if not 1 <= options.max_context < MAX_CONTEXT:
+        raise UsageError(f"max context: expected 1 to {MAX_CONTEXT - 1} tokens, got {options.max_context}")
+    return options.max_context
 
 
 def pass_context(

@@ -126,6 +126,8 @@ def _report(
 def _read(file: str) -> str:
     if file != STANDARD_INPUT:
         return read_prompt(file)
+    if sys.stdin is None:
+        raise UsageError("standard input: expected a prompt, it is closed")
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

@@ -35,7 +35,11 @@ def build_library(kernels: Sequence[CpuKernel], target: Target, path: Path) -> N
         objects = [Path(folder, f"{symbol}.o") for symbol in sorted(unique)]
         with ThreadPoolExecutor(_processors()) as pool:
             runtime = pool.submit(_runtime_object, compiler, target.mcpu)
-            list(pool.map(lambda out: compile_object(unique[out.stem], target, out), objects))
+            try:
+                list(pool.map(lambda out: compile_object(unique[out.stem], target, out), objects))
+            except BaseException:  # an interruption waits for the kernels at work, not for those in the queue
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             objects.append(Path(folder, "runtime.o"))
             objects[-1].write_bytes(runtime.result())
         exports = Path(folder, "exports.map")

@@ -262,11 +262,12 @@ def test_a_session_may_have_a_shorter_context_than_the_engine(engine: Engine) ->
     ("tokens", "message"),
     [
         ([], "prompt: expected at least one token, got none"),
-        ([[1, 2]], "prompt: expected at least one token"),
+        ([[1, 2]], "prompt: expected token ids in one dimension, got 2"),
+        ([[1], [2, 3]], "prompt: expected token ids in one dimension, got a ragged list"),
         ([3, VOCABULARY], "prompt: token 1: expected an id of 0 to 30, got 31"),
         ([-1], "prompt: token 0: expected an id of 0 to 30, got -1"),
-        ([2**70], "prompt: expected token ids, got object"),
-        ([0.5], "prompt: expected token ids, got float64"),
+        ([2**70], r"prompt: expected token ids of 0 to 30, got \[1180591620717411303424\]"),
+        ([0.5], r"prompt: expected token ids of 0 to 30, got \[0.5\]"),
     ],
 )
 def test_bad_prompts_are_refused(engine: Engine, tokens: list[int], message: str) -> None:
