@@ -17,6 +17,35 @@ if TYPE_CHECKING:
 BLOCK = 32
 """Elements that share a scale along the reduction axis of a quantised linear, and rows that do in an fp8 weight."""
 
+# The largest value of every count and size, far above the release's and within what kernels index with 32 bits and what
+# a list of tensors can be made of. Layer and token numbers have closer rules of their own.
+LIMITS = {
+    2**31 - 1: ("vocab_size", "max_position_embeddings", "original_seq_len", "vision_min_pixels", "engram_vocab_size"),
+    2**40: ("engram_num_embeddings",),
+    2**20: (
+        *("dim", "head_dim", "rope_head_dim", "q_lora_rank", "o_lora_rank", "moe_inter_dim", "index_head_dim"),
+        *("engram_head_dim", "dspark_markov_rank", "vision_dim", "vision_inter_dim", "vision_max_n_token"),
+        *("window_size", "index_topk", "candidate_topk_blocks", "candidate_block_size"),
+    ),
+    2**16: (
+        *("n_routed_experts", "n_activated_experts", "dspark_n_routed_experts", "dspark_n_activated_experts"),
+        *("n_heads", "o_groups", "index_n_heads", "vision_n_heads", "compress_ratios"),
+    ),
+    4096: ("n_layers", "vision_n_layers"),
+    1024: ("vision_patch_size", "engram_n_heads"),
+    1000: ("hc_sinkhorn_iters",),
+    512: ("dspark_block_size",),
+    64: ("n_mtp_layers", "hc_mult", "engram_max_ngram_size", "vision_downsample_ratio"),
+}
+WIDEST = 2**20
+"""Elements of a token's widest row: all heads, all residual copies, all candidates."""
+MOST_EXPERTS = 2**18
+"""Routed experts of all layers together: each brings up to six tensors of the checkpoint."""
+MOST_BUCKETS = 2**14
+"""Engram buckets of all layers together: each brings a search for a prime."""
+FLOAT32 = (2.0**-126, 2.0**128 - 2.0**104)
+"""Smallest and largest magnitude, zero aside, of a number that kernels carry in f32 at full precision."""
+
 # (holds, flat name of the key to blame, what was expected)
 Rule = tuple[bool, str, str]
 
@@ -25,6 +54,7 @@ def check_config(config: ModelConfig, names: Mapping[str, str], where: str) -> N
     """Raise ConfigError for the first broken rule: `where`, the key as the user spelled it, its value, the rule."""
     groups: tuple[Callable[[ModelConfig], Iterator[Rule]], ...] = (
         _numbers,
+        _limits,
         _sizes,
         _layer_plan,
         _selection,
@@ -58,9 +88,28 @@ def _numbers(c: ModelConfig) -> Iterator[Rule]:
         value = getattr(c, field.name)
         if isinstance(value, float):
             yield math.isfinite(value), field.name, "a finite number"
+            carried = value == 0 or FLOAT32[0] <= abs(value) <= FLOAT32[1]
+            yield carried, field.name, "0 or a magnitude from 1.18e-38 to 3.40e38, the range of f32"
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, int):
                 yield -1 <= item < 2**63, field.name, "integers from -1 to 2^63 - 1"
+
+
+def _limits(c: ModelConfig) -> Iterator[Rule]:
+    """Every count and size is one that kernels, indices and tensor lists can hold, and so are their products."""
+    for limit, names in LIMITS.items():
+        for name in names:
+            value = getattr(c, name)
+            within = max(value, default=0) <= limit if isinstance(value, tuple) else (value or 0) <= limit
+            yield within, name, f"at most {limit}"
+    products = (("n_heads", "head_dim"), ("index_n_heads", "index_head_dim"), ("o_groups", "o_lora_rank"))
+    for first, second in (*products, ("hc_mult", "dim"), ("candidate_topk_blocks", "candidate_block_size")):
+        other = getattr(c, second)
+        yield getattr(c, first) * other <= WIDEST, first, f"at most {WIDEST} in all, with {second} {other}"
+    experts = c.n_layers * c.n_routed_experts + c.n_mtp_layers * c.draft_routed_experts
+    yield experts <= MOST_EXPERTS, "n_routed_experts", f"at most {MOST_EXPERTS} experts in all layers, got {experts}"
+    buckets = len(c.engram_layer_ids) * c.engram_columns
+    yield buckets <= MOST_BUCKETS, "engram_n_heads", f"at most {MOST_BUCKETS} buckets in all layers, got {buckets}"
 
 
 def _sizes(c: ModelConfig) -> Iterator[Rule]:
@@ -68,7 +117,6 @@ def _sizes(c: ModelConfig) -> Iterator[Rule]:
     yield from _positive(
         c, "o_groups", "o_lora_rank", "window_size", "hc_mult", "hc_sinkhorn_iters", "hc_eps", "norm_eps"
     )
-    yield c.vocab_size < 2**31, "vocab_size", "at most 2147483647 (token ids are 32-bit)"
     yield c.n_mtp_layers >= 0, "n_mtp_layers", "0 or more draft layers"
     yield c.n_heads % c.o_groups == 0, "o_groups", f"a divisor of the {c.n_heads} attention heads"
     yield c.head_dim % BLOCK == 0, "head_dim", f"a multiple of {BLOCK}, the group of the cached formats"

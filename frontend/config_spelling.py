@@ -56,7 +56,7 @@ _ROPE = {
     "beta_slow": "beta_slow",
 }
 
-# Keys of the nested spelling whose other values would be another architecture.
+# Keys of either spelling whose other values would be another architecture.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("deepseek_v41", "deepseek_v41_text"),
     "num_key_value_heads": (1,),
@@ -71,6 +71,11 @@ _QUANTIZATION: dict[str, tuple[Any, ...]] = {
     "weight_block_size": ([32, 32],),
     "scale_fmt": ("ue8m0",),
 }
+
+_PARTS = ("text_config", "vision_config", "quantization_config", "rope_scaling", "rope_parameters")
+
+# What a file and its text_config say about themselves: they may differ, and nothing is computed from them.
+_DESCRIPTIVE = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "_name_or_path")
 
 _MEANING: dict[Any, str] = {
     int: "an integer",
@@ -102,87 +107,125 @@ class Spelled:
 
 
 def unify(raw: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Spelled:
-    """The values that `raw`, in either spelling, gives for the names in `types`; ConfigError for a contradiction."""
-    nested = "text_config" in raw or "hidden_size" in raw
+    """The values that `raw`, in either spelling, gives for the names in `types`; ConfigError for a contradiction.
+
+    A file may say a thing twice, in one spelling or in both, as long as it says the same.
+    """
+    nested = raw.get("text_config") is not None or ("dim" not in raw and "hidden_size" in raw)
     if not nested and "dim" not in raw:
         keys = shown(sorted(raw)[:5])
         raise ConfigError(f"{where}: expected a model configuration (dim, or text_config), got the keys {keys}")
     reader = _Reader(where, types)
+    top, inner = dict(raw), reader.table(raw, "text_config")
+    both = reader.parts(top, inner)
+    for table in (inner, top):
+        for key, allowed in _FIXED.items():
+            reader.fixed(table, key, key, allowed)
     if nested:
-        _read_nested(reader, raw)
+        _read_nested(reader, top, inner, "text_config." if raw.get("text_config") is not None else "")
     else:
-        _read_flat(reader, raw)
-    if not reader.values.get("original_seq_len"):
-        for name in _ROPE:  # without YaRN these say nothing; dropped so that both spellings compare equal
-            reader.values.pop(name, None)
+        _read_flat(reader, top)
+    _read_vision(reader, both)
+    _read_rope(reader, both)
+    _read_storage(reader, both, nested)
+    for key in sorted(inner.keys() & top.keys() - set(_DESCRIPTIVE)):
+        reader.equal(key, top[key], f"text_config.{key}", inner[key])
+    reader.extra = top | inner | reader.extra
     return Spelled(reader.values, reader.names, reader.extra)
 
 
-def _read_flat(reader: _Reader, raw: Mapping[str, Any]) -> None:
-    source = dict(raw)
+def _read_flat(reader: _Reader, top: dict[str, Any]) -> None:
     for name in reader.types:
-        reader.take(source, name, (name, _TEXT.get(name, name)), "")
-    reader.values["expert_dtype"] = reader.values.get("expert_dtype") or reader.values.get("dtype")
-    reader.extra.update(source)
+        reader.take(top, name, (name, _TEXT.get(name, name)), "")
 
 
-def _read_nested(reader: _Reader, raw: Mapping[str, Any]) -> None:
-    parts = ("text_config", "vision_config", "quantization_config", "rope_scaling", "rope_parameters")
-    top = {key: value for key, value in raw.items() if key not in parts}
-    inner = reader.table(raw, "text_config")
-    text = top | inner
-    text.pop("dtype", None)  # says bfloat16 whatever the weights are
-    vision = reader.table(raw, "vision_config")
-    both = {**raw, **inner}
-    for key, allowed in _FIXED.items():
-        for table in (top, inner):
-            reader.fixed(table, key, key, allowed)
-    prefix = "text_config." if "text_config" in raw else ""
-    elsewhere = {"dtype", "expert_dtype", *_VISION, *_ROPE}
-    for name in (name for name in reader.types if name not in elsewhere):
-        hf = _TEXT.get(name, name)
-        reader.take(text, name, (hf, name), "" if hf in top and hf not in inner else prefix)
+def _read_nested(reader: _Reader, top: dict[str, Any], inner: dict[str, Any], prefix: str) -> None:
+    for name in reader.types:
+        reader.names[name] = f"{prefix}{_TEXT.get(name, name)}"
+    reader.names |= {name: f"vision_config.{hf}" for name, hf in _VISION.items()}
+    reader.names |= {name: f"rope_scaling.{hf}" for name, hf in _ROPE.items()}
+    for source, path in ((inner, "text_config."), (top, "")):
+        # Names the storage type of the plain tensors, bfloat16 whatever the weights are, unless in the flat words.
+        if source.get("dtype") not in ("fp8", "bf16"):
+            source.pop("dtype", None)
+        for name in reader.types:
+            reader.take(source, name, (_TEXT.get(name, name), name), path)
+
+
+def _read_vision(reader: _Reader, both: Mapping[str, Any]) -> None:
+    vision = reader.table(both, "vision_config")
     for name, hf in _VISION.items():
         reader.take(vision, name, (hf,), "vision_config.")
-    _read_rope(reader, both)
-    _read_storage(reader, both, text)
-    for key in parts:
-        text.pop(key, None)
-    reader.extra.update(text)
+    if "vision_config" in both and both["vision_config"] is None and reader.values.get("vision_n_layers"):
+        raise ConfigError(f"{reader.where}: {reader.said('vision_n_layers')} contradicts vision_config = null")
     if vision:
         reader.extra["vision_config"] = vision
 
 
 def _read_rope(reader: _Reader, both: Mapping[str, Any]) -> None:
-    """`rope_scaling` or the newer `rope_parameters`: one table, or one for window and one for compressed layers."""
-    key = "rope_parameters" if both.get("rope_parameters") is not None else "rope_scaling"
-    table = reader.table(both, key)
-    main, compress = table, table
+    """`rope_scaling` and the newer `rope_parameters`: one table, or one for window and one for compressed layers."""
+    off = "rope_scaling = null" if "rope_scaling" in both and both["rope_scaling"] is None else ""
+    for key in ("rope_scaling", "rope_parameters"):
+        if both.get(key) is not None:
+            off = _read_rope_table(reader, reader.table(both, key), key) or off
+    length = reader.values.get("original_seq_len")
+    if length and off:
+        raise ConfigError(f"{reader.where}: {reader.said('original_seq_len')} contradicts {off}")
+    if length and "rope_factor" not in reader.values:
+        said = reader.said("original_seq_len")
+        raise ConfigError(f"{reader.where}: {reader.names['rope_factor']} is missing: {said} asks for YaRN")
+    if not length:
+        for name in _ROPE:  # without YaRN these say nothing; dropped so that both spellings compare equal
+            reader.values.pop(name, None)
+
+
+def _read_rope_table(reader: _Reader, table: dict[str, Any], key: str) -> str:
+    """Take one table's numbers; returns what it says where it turns YaRN off, else nothing."""
+    main, compress, path = table, table, key
     if "main" in table or "compress" in table:
-        main, compress = reader.table(table, "main"), reader.table(table, "compress")
-        reader.take(compress, "compress_rope_theta", ("rope_theta",), f"{key}.")
-    if "rope_theta" in main:
+        main, compress, path = reader.table(table, "main"), reader.table(table, "compress"), f"{key}.compress"
+        for name in ("rope_type", "type"):
+            reader.fixed(main, name, f"{key}.main.{name}", ("default",))
+        reader.take(main, "rope_theta", ("rope_theta",), f"{key}.main.")
+        reader.take(compress, "compress_rope_theta", ("rope_theta",), f"{path}.")
+    else:
         reader.take(main, "rope_theta", ("rope_theta",), f"{key}.")
-    kind = compress.get("rope_type", compress.get("type", "default"))
+    kinds = {name: compress[name] for name in ("rope_type", "type") if compress.get(name) is not None}
+    if not kinds:
+        expected = 'expected "yarn", "default", or no table where there is no YaRN'
+        raise ConfigError(f"{reader.where}: {path}.rope_type is missing in {path} = {shown(compress)}: {expected}")
+    for name in kinds:
+        reader.fixed(kinds, name, f"{path}.{name}", ("yarn", "default"))
+    first, kind = next(iter(kinds.items()))
+    if kinds.get("type", kind) != kind:
+        reader.equal(f"{path}.rope_type", kind, f"{path}.type", kinds["type"])
+    if kind == "default":
+        return f"{path}.{first} = {shown(kind)}"
     for name, hf in _ROPE.items():
-        reader.names[name] = f"{key}.{hf}"
-    if kind == "yarn":
-        for name, hf in _ROPE.items():
-            reader.take(compress, name, (hf,), f"{key}.")
-    elif kind != "default":
-        raise ConfigError(f'{reader.where}: {key}.rope_type = {shown(kind)}: expected "yarn" or "default"')
+        reader.take(compress, name, (hf,), f"{path}.")
+    if not reader.values.get("original_seq_len"):
+        value = shown(reader.values.get("original_seq_len"))
+        length = f"{path}.original_max_position_embeddings"
+        raise ConfigError(f"{reader.where}: {length} = {value}: expected a length, which YaRN needs")
+    return ""
 
 
-def _read_storage(reader: _Reader, both: Mapping[str, Any], text: dict[str, Any]) -> None:
+def _read_storage(reader: _Reader, both: Mapping[str, Any], nested: bool) -> None:
     quantization = reader.table(both, "quantization_config")
-    reader.names["dtype"] = "quantization_config"
-    reader.values["dtype"] = "fp8" if quantization else "bf16"
     for key, allowed in _QUANTIZATION.items():
         reader.fixed(quantization, key, f"quantization_config.{key}", allowed)
-    source = quantization if "expert_dtype" in quantization else text
-    reader.take(source, "expert_dtype", ("expert_dtype",), "quantization_config.")
-    text.pop("expert_dtype", None)
-    reader.values["expert_dtype"] = reader.values.get("expert_dtype") or reader.values["dtype"]
+    if nested or "quantization_config" in both:
+        stated = "quantization_config" in both
+        path = "quantization_config" if stated else "no quantization_config"
+        dense = "fp8" if quantization else "bf16"
+        known = reader.values.setdefault("dtype", dense)
+        if known != dense:
+            told = f"{path} = {shown(both['quantization_config'])}" if stated else path
+            raise ConfigError(f"{reader.where}: {reader.said('dtype')} contradicts {told}")
+        if nested:
+            reader.names["dtype"] = "quantization_config"
+    reader.take(quantization, "expert_dtype", ("expert_dtype",), "quantization_config.")
+    reader.values["expert_dtype"] = reader.values.get("expert_dtype") or reader.values.get("dtype")
 
 
 class _Reader:
@@ -194,6 +237,7 @@ class _Reader:
         self.values: dict[str, Any] = {}
         self.names: dict[str, str] = {}
         self.extra: dict[str, Any] = {}
+        self._given: dict[str, tuple[str, Any, Any]] = {}
 
     def table(self, source: Mapping[str, Any], key: str) -> dict[str, Any]:
         """A copy of the JSON object at `key`; empty when it is absent or null."""
@@ -202,38 +246,55 @@ class _Reader:
             raise ConfigError(f"{self.where}: {key} = {shown(value)}: expected a JSON object")
         return dict(value or {})
 
+    def parts(self, top: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
+        """Move the tables that a configuration consists of out of the file and its text_config, where both agree."""
+        found: dict[str, Any] = {}
+        for key in _PARTS:
+            if key in top and key in inner:
+                self.equal(key, top[key], f"text_config.{key}", inner[key])
+            for table in (top, inner):
+                if key in table:
+                    found[key] = table.pop(key)
+        return found
+
     def fixed(self, source: Mapping[str, Any], key: str, name: str, allowed: tuple[Any, ...]) -> None:
         """Refuse a present key whose value is not among those this architecture has."""
         if source.get(key) is not None and source[key] not in allowed:
             expected = " or ".join(shown(value) for value in allowed)
             raise ConfigError(f"{self.where}: {name} = {shown(source[key])}: expected {expected}")
 
-    def take(self, source: dict[str, Any], name: str, keys: tuple[str, ...], prefix: str) -> None:
-        """Move the value that `source` has under one of `keys` to `name`, typed; all that are present must agree."""
-        present = [key for key in dict.fromkeys(keys) if key in source]
-        self.names.setdefault(name, prefix + (present or keys)[0])
-        values = [source.pop(key) for key in present]
-        if not values:
-            return
-        self.names[name] = prefix + present[0]
-        if any(value != values[0] for value in values):
-            first, second = (
-                f"{prefix}{key} = {shown(value)}" for key, value in list(zip(present, values, strict=True))[:2]
-            )
-            raise ConfigError(f"{self.where}: {first} contradicts {second}")
-        if values[0] is None:  # an absent feature, spelled out
-            return
-        value = self._typed(name, values[0])
-        if self.values.setdefault(name, value) != value:
-            raise ConfigError(
-                f"{self.where}: {self.names[name]} = {value!r} contradicts {self.values[name]!r} elsewhere"
-            )
+    def equal(self, name: str, value: Any, other: str, second: Any) -> None:
+        """Refuse two places of the file that say different things about one key."""
+        if value != second:
+            raise ConfigError(f"{self.where}: {name} = {shown(value)} contradicts {other} = {shown(second)}")
 
-    def _typed(self, name: str, value: Any) -> Any:
+    def said(self, name: str) -> str:
+        """Where the file gives a flat name, and what it says there."""
+        path, raw, _ = self._given[name]
+        return f"{path} = {shown(raw)}"
+
+    def take(self, source: dict[str, Any], name: str, keys: tuple[str, ...], prefix: str) -> None:
+        """Move the values that `source` has under `keys` to `name`, typed; whatever else was said must agree."""
+        self.names.setdefault(name, prefix + keys[0])
+        for key in dict.fromkeys(keys):
+            if key in source:
+                self._give(name, prefix + key, source.pop(key))
+
+    def _give(self, name: str, path: str, raw: Any) -> None:
+        value = None if raw is None else self._typed(name, path, raw)
+        if name not in self._given:
+            self._given[name] = path, raw, value
+            self.names[name] = path
+            if value is not None:  # null is an absent feature, spelled out
+                self.values[name] = value
+        elif self._given[name][2] != value:
+            raise ConfigError(f"{self.where}: {self.said(name)} contradicts {path} = {shown(raw)}")
+
+    def _typed(self, name: str, path: str, value: Any) -> Any:
         kind = self.types[name]
         if name == "eos_ids" and isinstance(value, int):
             value = [value]
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError:
-            raise ConfigError(f"{self.where}: {self.names[name]} = {shown(value)}: expected {_MEANING[kind]}") from None
+            raise ConfigError(f"{self.where}: {path} = {shown(value)}: expected {_MEANING[kind]}") from None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from v41c.errors import ConfigError
 from v41c.frontend.config import ModelConfig, parse_config, read_config
+from v41c.frontend.config_rules import LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = [ROOT / "tests" / "data" / "golden" / name for name in ("case_00", "case_02", "case_04")]
@@ -116,8 +117,8 @@ def test_unknown_keys_are_kept_and_integers_stay_exact() -> None:
 
 
 def test_integers_beyond_doubles_survive_the_file(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(changed(raw(TRAINED), {"candidate_topk_blocks": 2**53 + 1})))
-    assert read_config(tmp_path).candidate_topk_blocks == 2**53 + 1
+    (tmp_path / "config.json").write_text(json.dumps(changed(raw(TRAINED), {"seed": 2**53 + 1})))
+    assert read_config(tmp_path).extra["seed"] == 2**53 + 1
 
 
 def test_rope_parameters_of_newer_files() -> None:
@@ -128,7 +129,8 @@ def test_rope_parameters_of_newer_files() -> None:
     assert parse_config(one) == read_config(CASES[0])
     assert parse_config(changed(nested, {"text_config.rope_parameters": two})) == read_config(CASES[0])
     wrong = changed(nested, {"text_config.rope_parameters": yarn | {"rope_theta": 5000.0}})
-    with pytest.raises(ConfigError, match=r"rope_parameters.rope_theta = 5000.0 contradicts 10000.0"):
+    said = r"text_config.rope_theta = 10000.0 contradicts rope_parameters.rope_theta = 5000.0"
+    with pytest.raises(ConfigError, match=said):
         parse_config(wrong)
 
 
@@ -145,7 +147,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"score_func": 3}, "score_func = 3: expected a string"),
     ({"compress_ratios": 2}, "compress_ratios = 2: expected a list of integers"),
     ({"kv_source_layers": [2, 4.5]}, "kv_source_layers = [2, 4.5]: expected a list of integers"),
-    ({"hidden_size": 128}, "hidden_size = 128 contradicts dim = 96"),
+    ({"hidden_size": 128}, "dim = 96 contradicts hidden_size = 128"),
     ({"num_hidden_layers": 9}, "n_layers = 8 contradicts num_hidden_layers = 9"),
     ({"vocab_size": 2**70}, f"vocab_size = {2**70}: expected integers from -1 to 2^63 - 1"),
     ({"vocab_size": 2**31}, "vocab_size = 2147483648: expected at most 2147483647"),
@@ -276,6 +278,170 @@ def test_inconsistency_is_refused_in_its_own_spelling(changes: dict[str, Any], m
     with pytest.raises(ConfigError) as caught:
         parse_config(changed(raw(CASES[0], "hf_config.json"), changes), "c")
     assert str(caught.value).startswith(f"c: {message}")
+
+
+YARN = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
+STORED = {"quant_method": "fp8", "weight_block_size": [32, 32], "expert_dtype": "fp4"}
+
+# Two places of a nested file: changes to case_00, and the start of the message, which names both.
+CONTRADICTING: list[tuple[dict[str, Any], str]] = [
+    ({"vocab_size": 1024}, "text_config.vocab_size = 512 contradicts vocab_size = 1024"),
+    ({"hidden_size": 128}, "text_config.hidden_size = 96 contradicts hidden_size = 128"),
+    ({"dim": 128}, "text_config.hidden_size = 96 contradicts dim = 128"),
+    ({"rope_theta": 5000}, "text_config.rope_theta = 10000.0 contradicts rope_theta = 5000"),
+    ({"compress_ratios": [0]}, "text_config.compress_ratios = [0, 0, 2, 2, 1, 1, 1, 1, 0, 0, 0] contradicts"),
+    ({"text_config.image_token_id": 7}, "text_config.image_token_id = 7 contradicts image_token_id = 511"),
+    ({"text_config.image_token_id": None}, "text_config.image_token_id = null contradicts image_token_id = 511"),
+    ({"use_cache": False}, "use_cache = false contradicts text_config.use_cache = true"),
+    ({"rope_factor": 8}, "rope_factor = 8 contradicts rope_scaling.factor = 16"),
+    ({"original_seq_len": 0}, "original_seq_len = 0 contradicts rope_scaling.original_max_position_embeddings = 64"),
+    ({"text_config.beta_fast": 31}, "text_config.beta_fast = 31 contradicts rope_scaling.beta_fast = 32"),
+    ({"beta_slow": 2}, "beta_slow = 2 contradicts rope_scaling.beta_slow = 1"),
+    ({"vision_dim": 32}, "vision_dim = 32 contradicts vision_config.hidden_size = 64"),
+    ({"vision_n_layers": 2, "vision_config": None}, "vision_n_layers = 2 contradicts vision_config = null"),
+    ({"expert_dtype": "fp8"}, 'expert_dtype = "fp8" contradicts quantization_config.expert_dtype = "fp4"'),
+    (
+        {"text_config.expert_dtype": "bf16"},
+        'text_config.expert_dtype = "bf16" contradicts quantization_config.expert_dtype = "fp4"',
+    ),
+    ({"text_config.quantization_config": STORED}, 'quantization_config = {"quant_method": "fp8", "activation_scheme"'),
+    ({"dtype": "bf16"}, 'dtype = "bf16" contradicts quantization_config = {'),
+    ({"dtype": "fp8", "quantization_config": ABSENT}, 'dtype = "fp8" contradicts no quantization_config'),
+    ({"rope_scaling": YARN | {"factor": 8}}, 'rope_scaling = {"rope_type": "yarn", "factor": 8'),
+    ({"rope_parameters": YARN | {"factor": 8}}, "rope_scaling.factor = 16 contradicts rope_parameters.factor = 8"),
+    (
+        {"rope_parameters": {"rope_type": "default"}},
+        'rope_scaling.original_max_position_embeddings = 64 contradicts rope_parameters.rope_type = "default"',
+    ),
+    ({"text_config.rope_scaling": None, "original_seq_len": 64}, "original_seq_len = 64 contradicts rope_scaling ="),
+    ({"text_config.rope_scaling.type": "default"}, 'rope_scaling.rope_type = "yarn" contradicts rope_scaling.type ='),
+    ({"text_config.rope_scaling": {}}, "rope_scaling.rope_type is missing in rope_scaling = {}"),
+    (
+        {"text_config.rope_scaling": {"factor": 16}},
+        'rope_scaling.rope_type is missing in rope_scaling = {"factor": 16}: expected "yarn", "default", or no table',
+    ),
+    ({"text_config.rope_scaling.rope_type": None}, "rope_scaling.rope_type is missing in rope_scaling = {"),
+    (
+        {"text_config.rope_scaling.original_max_position_embeddings": ABSENT},
+        "rope_scaling.original_max_position_embeddings = null: expected a length, which YaRN needs",
+    ),
+    ({"text_config.rope_scaling.factor": ABSENT}, "rope_scaling.factor is missing: rope_scaling.original_max_position"),
+    (
+        {"text_config.rope_scaling": ABSENT, "rope_parameters": {"main": {"rope_type": "yarn"}, "compress": YARN}},
+        'rope_parameters.main.rope_type = "yarn": expected "default"',
+    ),
+    ({"rope_parameters": {"main": {}}}, "rope_parameters.compress.rope_type is missing in rope_parameters.compress"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CONTRADICTING, ids=[message[:60] for _, message in CONTRADICTING])
+def test_two_places_that_disagree_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(changed(raw(CASES[0], "hf_config.json"), changes), "c")
+    assert str(caught.value).startswith(f"c: {message}")
+    assert "\n" not in str(caught.value)
+
+
+# The nested spelling's keys in a flat file.
+FLAT: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "llama"}, 'model_type = "llama": expected "deepseek_v41"'),
+    ({"num_key_value_heads": 4}, "num_key_value_heads = 4: expected 1"),
+    ({"hidden_act": "gelu"}, 'hidden_act = "gelu": expected "silu"'),
+    ({"attention_bias": True}, "attention_bias = true: expected false"),
+    ({"tie_word_embeddings": True}, "tie_word_embeddings = true: expected false"),
+    ({"topk_method": "greedy"}, 'topk_method = "greedy": expected "noaux_tc"'),
+    ({"rope_scaling": None}, "original_seq_len = 64 contradicts rope_scaling = null"),
+    ({"rope_scaling": {"a": 1}}, 'rope_scaling.rope_type is missing in rope_scaling = {"a": 1}'),
+    ({"rope_scaling": YARN | {"factor": 8}}, "rope_factor = 16 contradicts rope_scaling.factor = 8"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "rope_theta = 10000.0 contradicts"),
+    ({"quantization_config": STORED | {"quant_method": "awq"}}, 'quantization_config.quant_method = "awq": expected'),
+    ({"quantization_config": STORED | {"expert_dtype": "fp8"}}, 'expert_dtype = "fp4" contradicts quantization_config'),
+    ({"quantization_config": None}, 'dtype = "fp8" contradicts quantization_config = null'),
+    ({"vision_config": {"hidden_size": 128}}, "vision_dim = 64 contradicts vision_config.hidden_size = 128"),
+    ({"vision_config": None}, "vision_n_layers = 2 contradicts vision_config = null"),
+    ({"rope_factor": ABSENT}, "rope_factor is missing: original_seq_len = 64 asks for YaRN"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), FLAT, ids=[message[:60] for _, message in FLAT])
+def test_flat_files_answer_for_nested_keys(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(changed(raw(CASES[0]), changes), "c")
+    assert str(caught.value).startswith(f"c: {message}")
+
+
+def test_saying_the_same_twice_is_fine() -> None:
+    flat, nested = raw(CASES[0]), raw(CASES[0], "hf_config.json")
+    text = {key: value for key, value in nested["text_config"].items() if key != "model_type"}
+    tables = {key: nested[key] for key in ("quantization_config", "vision_config")}
+    storage = {key: flat[key] for key in flat if key != "dtype"}
+    expected = parse_config(flat)
+    for repeated in (text, storage, {"text_config": {**text, **tables}}, {"text_config": {**text, **storage}}):
+        assert parse_config(nested | repeated) == expected
+    for repeated in (text, tables, {"hidden_size": 96}, {"rope_parameters": YARN}, {"text_config": None}):
+        again = parse_config(flat | repeated)
+        assert again == expected
+        assert parse_config(again.to_flat()) == expected
+    assert parse_config(nested | {"rope_theta": 10000, "eos_token_id": [1]}) == expected
+
+
+# One bound per row, as changes to case_00's flat configuration.
+OUT_OF_BOUNDS: list[tuple[str, Any, str]] = [
+    ("window_size", 2**20 + 1, "at most 1048576"),
+    ("index_topk", 2**31, "at most 1048576"),
+    ("candidate_topk_blocks", 2**40, "at most 1048576"),
+    ("candidate_block_size", 2**62, "at most 1048576"),
+    ("candidate_topk_blocks", 2**19, "at most 1048576 in all, with candidate_block_size 4"),
+    ("hc_sinkhorn_iters", 1001, "at most 1000"),
+    ("hc_mult", 65, "at most 64"),
+    ("dspark_block_size", 513, "at most 512"),
+    ("dspark_n_routed_experts", 65537, "at most 65536"),
+    ("n_routed_experts", 10**6, "at most 65536"),
+    ("n_routed_experts", 65536, "at most 262144 experts in all layers, got 524300"),
+    ("n_activated_experts", 65537, "at most 65536"),
+    ("n_layers", 4097, "at most 4096"),
+    ("n_mtp_layers", 65, "at most 64"),
+    ("dim", 2**20 + 32, "at most 1048576"),
+    ("moe_inter_dim", 2**31, "at most 1048576"),
+    ("head_dim", 2**20, "at most 1048576 in all, with head_dim 1048576"),
+    ("n_heads", 2**17, "at most 65536"),
+    ("compress_ratios", [0, 0, 65537, 65537, 1, 1, 1, 1, 0, 0, 0], "at most 65536"),
+    ("max_position_embeddings", 2**31, "at most 2147483647"),
+    ("original_seq_len", 2**31, "at most 2147483647"),
+    ("engram_vocab_size", 2**31, "at most 2147483647"),
+    ("engram_num_embeddings", [304, 2**41], "at most 1099511627776"),
+    ("engram_max_ngram_size", 65, "at most 64"),
+    ("engram_n_heads", 1025, "at most 1024"),
+    ("vision_n_layers", 10**9, "at most 4096"),
+    ("vision_max_n_token", 2**31, "at most 1048576"),
+    *((name, 1e39, "0 or a magnitude from 1.18e-38 to 3.40e38") for name in ("rope_theta", "swiglu_limit", "norm_eps")),
+    *((name, 3.5e38, "0 or a magnitude from") for name in ("route_scale", "gate_temp", "rope_factor", "beta_fast")),
+    *((name, 1e-39, "0 or a magnitude from") for name in ("hc_eps", "norm_eps", "beta_slow", "vision_rope_theta")),
+    ("gate_temp", float("inf"), "a finite number"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), OUT_OF_BOUNDS, ids=[f"{n}={v}" for n, v, _ in OUT_OF_BOUNDS])
+def test_what_kernels_cannot_hold_is_refused(name: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw(CASES[0]) | {name: value}, "c")
+    assert str(caught.value).startswith("c: ")
+    assert f"expected {expected}" in str(caught.value)
+
+
+def test_too_many_buckets_are_refused_before_any_prime_is_searched() -> None:
+    many = {"engram_max_ngram_size": 64, "engram_n_heads": 1024, "engram_num_embeddings": [2**40, 2**40]}
+    with pytest.raises(ConfigError, match="engram_n_heads = 1024: expected at most 16384 buckets in all layers"):
+        parse_config(raw(CASES[0]) | many)
+
+
+def test_limits_leave_room_above_the_release() -> None:
+    release = read_config(RELEASE)
+    for limit, names in LIMITS.items():
+        for name in names:
+            value = getattr(release, name)
+            largest = max(value) if isinstance(value, tuple) else value or 0
+            assert 8 * largest <= limit, name
 
 
 def test_widths_of_bf16_models_are_free() -> None:
