@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.session import Session
+from v41c.runtime.session import Session, Tokens
+from v41c.runtime.steps import Floats
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 CASES = [(TRAINED_CHECKPOINT, "release"), (GOLDEN / "case_00", "release"), (GOLDEN / "case_02", "exact")]
@@ -20,9 +21,10 @@ ENGINES = [pytest.param(*case, id=f"{case[0].name}-{case[1]}") for case in CASES
 EngineOf = Callable[[Path, str], Path]
 
 
-def fed(engine: Engine, tokens: Sequence[int], chunks: Sequence[int], **options: int) -> tuple[np.ndarray, Session]:
+def fed(engine: Engine, tokens: Tokens, chunks: Sequence[int], threads: int | None = None) -> tuple[Floats, Session]:
     """Logits of the last token after a full prefill in chunks; memory that no token has written holds NaN."""
-    session, begin, logits = Session(engine, poison=True, **options), 0, np.empty(0)
+    session, begin = Session(engine, poison=True, threads=threads), 0
+    logits: Floats = np.empty(0, np.float32)
     for count in chunks:
         logits = session.prefill(tokens[begin : begin + count], mode="full")
         begin += count

@@ -59,8 +59,8 @@ def test_a_layer_alone_is_nearly_exact(report: CompareReport) -> None:
             assert row.engine.relative_l2 <= 2e-2, row.name
     outs = [row.engine.relative_l2 for row in alone.tensors if row.name.endswith(".out")]
     assert max(outs) <= 2e-3
-    for row in alone.integers:
-        assert row.engine >= 0.95 * row.rows, row.name
+    for integers in alone.integers:
+        assert integers.engine >= 0.95 * integers.rows, integers.name
 
 
 def test_logits_stand_beside_their_floor(report: CompareReport) -> None:
@@ -72,8 +72,8 @@ def test_logits_stand_beside_their_floor(report: CompareReport) -> None:
             assert row.error.relative_l2 <= 0.1
             assert 0 <= row.kl_nats <= 0.05
             assert row.top1_agreement >= 0.9
-    # the floor is another order of sums: it is not nothing
-    assert report.phases[0].logits_floor.error.max_abs > 0
+        # the floor is another order of sums: it is not nothing
+        assert phase.logits_floor.error.max_abs > 0
 
 
 def test_ced_is_full_up_to_the_window(report: CompareReport) -> None:
@@ -138,10 +138,10 @@ def odd_checkpoint(folder: Path) -> Path:
 
 
 def test_an_odd_shape_is_compiled_as_it_is(engine_of: EngineOf, tmp_path: Path) -> None:
-    """Exact arithmetic shows any index that is off; 140 tokens close many groups of every ratio."""
+    """Exact arithmetic shows any index that is off; 75 tokens close many groups of every ratio."""
     checkpoint = odd_checkpoint(tmp_path / "odd")
-    tokens = np.random.default_rng(3).integers(5, 500, 140).tolist()
-    report = compare(engine_of(checkpoint, "exact"), checkpoint=checkpoint, tokens=tokens)
+    tokens = np.random.default_rng(3).integers(5, 500, 75).tolist()
+    report = compare(engine_of(checkpoint, "exact"), checkpoint=checkpoint, tokens=tokens, decode_steps=8)
     for phase in report.phases:
         assert max(row.engine.relative_l2 for row in phase.tensors) <= 1e-5
         assert all(row.engine == row.rows for row in phase.integers)

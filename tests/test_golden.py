@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from v41c.frontend.model import Model
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.golden import GoldenRun, read_golden
 from v41c.ir import formats
-from v41c.subject import EagerSubject, unseen
+from v41c.subject import Array, EagerSubject, Look, unseen
 from v41c.verdict import relative_l2
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
@@ -201,7 +202,7 @@ def test_batches_are_read_as_sequences() -> None:
     assert all(len(run.prefill["layers.0.out"]) == run.prompt for run in runs)
 
 
-def altered_case(folder: Path, change: Callable[[dict[str, torch.Tensor], dict], None]) -> Path:
+def altered_case(folder: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> Path:
     """A copy of a case folder with other golden tensors."""
     shutil.copytree(GOLDEN / "case_00", folder)
     tensors, meta = load_file(folder / "io.safetensors"), json.loads((folder / "meta.json").read_text())
@@ -212,7 +213,7 @@ def altered_case(folder: Path, change: Callable[[dict[str, torch.Tensor], dict],
 
 
 def test_runs_with_images_are_skipped_with_a_reason(tmp_path: Path) -> None:
-    def add_image(tensors: dict[str, torch.Tensor], meta: dict) -> None:
+    def add_image(tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
         tensors["r1.image0.patches"] = torch.zeros(9, 588)
         tensors["r1.token_types"] = torch.zeros(1, 7, dtype=torch.int32)
         meta["runs"]["r2"]["images"] = [[14, 28]]
@@ -227,7 +228,7 @@ def test_runs_with_images_are_skipped_with_a_reason(tmp_path: Path) -> None:
 
 
 def test_one_wrong_golden_number_fails_the_comparison(tmp_path: Path) -> None:
-    def spoil(tensors: dict[str, torch.Tensor], meta: dict) -> None:
+    def spoil(tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
         tensors["r3.p.L5.pre_out"][0, 3, 1] += 0.5
 
     report = compare(GOLDEN / "case_00", golden=altered_case(tmp_path / "case", spoil))
@@ -240,7 +241,7 @@ def test_one_wrong_golden_number_fails_the_comparison(tmp_path: Path) -> None:
 
 def test_what_a_subject_does_not_show_is_said() -> None:
     class Blind(EagerSubject):
-        def feed(self, tokens: np.ndarray, look: Callable) -> np.ndarray:
+        def feed(self, tokens: Array, look: Look) -> Array:
             return super().feed(tokens, unseen)
 
     subject = Blind(load(str(GOLDEN / "case_00"), "exact"))

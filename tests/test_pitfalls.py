@@ -9,6 +9,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from v41c.ir.ops.hc_coefficients import HcCoefficients
 from v41c.ir.ops.index_topk import IndexTopk
 from v41c.ir.ops.linear import Linear
 from v41c.ir.ops.moe_experts import MoeExperts
+from v41c.ir.ops.rope import Rope
 from v41c.ir.ops.rope_table import RopeTable
 from v41c.ir.ops.round_trip import RoundTrip
 from v41c.ir.ops.route import Route
@@ -122,8 +124,19 @@ def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def nodes(case: str, graph: str, kind: type[Op]) -> Iterator[Node]:
-    yield from (node for node in traced(case)[1][graph].nodes if isinstance(node.op, kind))
+Kind = TypeVar("Kind", bound=Op)
+
+
+def uses(graph: Graph, kind: type[Kind]) -> Iterator[tuple[Node, Kind]]:
+    """The nodes of one operation, and the operation."""
+    yield from ((node, node.op) for node in graph.nodes if isinstance(node.op, kind))
+
+
+def operand(node: Node, index: int) -> Value:
+    """An operand that must be there."""
+    value = node.operands[index]
+    assert value is not None
+    return value
 
 
 def made_of(graph: Graph, value: Value | None) -> Iterator[Node]:
@@ -178,7 +191,7 @@ def test_mixing_sums_to_one_over_columns_and_only_nearly_over_rows() -> None:
 def test_nothing_normalises_a_head_of_the_query(case: str) -> None:
     """Between `wq_b` and attention stand a reshape and the rotation, and nothing else."""
     graph = traced(case)[1]["model"]
-    for node in nodes(case, "model", Attention):
+    for node, _ in uses(graph, Attention):
         made = [maker.op.name() for maker in made_of(graph, node.operands[0])]
         assert made[:3] == ["rope", "reshape", "linear"]
 
@@ -251,8 +264,8 @@ def test_compressed_rows_have_rounded_e4m3_scales() -> None:
 def test_multipliers_stay_exact_in_text() -> None:
     """A small vocabulary has multipliers beyond 2^53, where doubles skip odd numbers."""
     source, module = traced("case_00")
-    written = [node.op for node in nodes("case_00", "model", EngramHash)]
-    again = [node.op for node in parse_module(print_module(module))["model"].nodes if isinstance(node.op, EngramHash)]
+    written = [op for _, op in uses(module["model"], EngramHash)]
+    again = [op for _, op in uses(parse_module(print_module(module))["model"], EngramHash)]
     assert [op.multipliers for op in again] == [multipliers(layer, source.config) for layer in (1, 3)]
     assert again == written
     assert max(number for op in written for number in op.multipliers) > 2**53
@@ -266,14 +279,14 @@ def test_multipliers_stay_exact_in_text() -> None:
 def test_the_draft_head_taps_before_layers_and_reads_confidence_before_its_norm(case: str) -> None:
     source, module = traced(case)
     graph = module["model"]
-    taps = [node.operands[0].name for node in graph.nodes if node.op.name() == "stream_mean"]
+    taps = [operand(node, 0).name for node in graph.nodes if node.op.name() == "stream_mean"]
     entering = [
         f"layers.{t}.in" if t in source.config.engram_layer_ids else f"layers.{t - 1}.out"
         for t in source.config.dspark_target_layer_ids
     ]
     assert taps == entering
     draft = module["draft"]
-    assert all(not node.op.causal for node in nodes(case, "draft", Attention))
+    assert all(not op.causal for _, op in uses(draft, Attention))
     confidence = next(node for node in draft.nodes if node.results[0].name == "confidence")
     joined = next(made_of(draft, confidence.operands[0]))
     hidden = next(made_of(draft, joined.operands[0]))
@@ -289,9 +302,10 @@ def rotations(case: str) -> Iterator[tuple[int, Node, RopeTable]]:
     """Layer, rotation and angles of every rotation of the backbone."""
     graph = traced(case)[1]["model"]
     producers = graph.producers
-    for node in graph.nodes:
-        if node.op.name() == "rope":
-            yield int(node.origin.module.split(".")[1]), node, producers[node.operands[1]].op  # type: ignore[index, misc]
+    for node, _ in uses(graph, Rope):
+        table = producers[operand(node, 1)].op
+        assert isinstance(table, RopeTable)
+        yield int(node.origin.module.split(".")[1]), node, table
 
 
 @pytest.mark.parametrize("case", FOLDERS)
@@ -313,7 +327,7 @@ def test_a_compressed_row_is_rotated_at_its_first_token(case: str) -> None:
     c, rows = traced(case)[0].config, 0
     for layer, node, table in rotations(case):
         compresses = "compressor" in node.origin.module
-        if c.mode(layer) == "full" and (compresses or "k_norm" in node.operands[0].name):
+        if c.mode(layer) == "full" and (compresses or "k_norm" in operand(node, 0).name):
             assert table.offset == 1 - c.ratio(layer)
             rows += 1
         else:

@@ -10,6 +10,7 @@ import torch
 
 from tests.traced import FOLDERS, context, traced, traced_in
 from v41c.frontend import load
+from v41c.frontend.checkpoint import Checkpoint
 from v41c.frontend.loading import checkpoint_name
 from v41c.frontend.weights import tensor_reader
 from v41c.ir.ops.engram_lookup import EngramLookup
@@ -55,7 +56,8 @@ def test_states_hold_elements_instead_of_packed_rows() -> None:
 def test_weights_are_read_at_their_exact_values(case: str) -> None:
     """What the loader gives for an f32 weight is what the exact eager model holds; stored codes times stored scales."""
     source, module = traced_in(case, "exact")
-    read = tensor_reader(source.checkpoint, source.compressed_ids)
+    checkpoint = Checkpoint(FOLDERS[case])
+    read = tensor_reader(checkpoint, source.compressed_ids)
     model = load(str(FOLDERS[case]), "exact")
     named = {checkpoint_name(model, name): parameter for name, parameter in model.named_parameters()}
     weights = {value.name: value for graph in module for value in graph.weights}
@@ -65,7 +67,7 @@ def test_weights_are_read_at_their_exact_values(case: str) -> None:
             assert torch.equal(read(value).view(torch.uint8), named[name].view(torch.uint8)), name
     fp8 = "layers.0.attn.wq_a" if case == "case_00" else ""
     if fp8:
-        stored, scale = (source.checkpoint.tensor(f"{fp8}.{part}") for part in ("weight", "scale"))
+        stored, scale = (checkpoint.tensor(f"{fp8}.{part}") for part in ("weight", "scale"))
         by_hand = stored.float()[37, 70] * 2.0 ** (int(scale.view(torch.uint8)[1, 2]) - 127)
         assert read(weights[f"{fp8}.weight"])[37, 70] == by_hand
 

@@ -154,8 +154,8 @@ def mini(tail_of_attention: bool) -> Graph:
     if tail_of_attention:
         (flat,) = builder.apply(Reshape((64,)), o, module="layers.0.attn")
         (written,) = builder.apply(Linear("f32"), flat, builder.weight("w", f32(32, 64)), None, module="layers.0.attn")
-    operands = (cache, written, positions, slots)
-    builder.apply(CacheWrite(1, "fp4_e4m3_16"), *operands, module="layers.0.attn.compressor")
+    write = CacheWrite(1, "fp4_e4m3_16")
+    builder.apply(write, cache, written, positions, slots, module="layers.0.attn.compressor")
     return builder.finish(o)
 
 
