@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _LISTED_PROBLEMS = 4
+_MAX_HEADER_BYTES = 100_000_000  # what safetensors itself accepts
 
 
 class Checkpoint:
@@ -145,6 +147,7 @@ class Checkpoint:
 
 
 def _open(file: Path) -> Any:
+    _check_header(file)
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
@@ -154,18 +157,45 @@ def _open(file: Path) -> Any:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
 
 
+def _check_header(file: Path) -> None:
+    """Refuse a header that names a tensor twice; every other damage is for safetensors to find and to describe."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = stream.read(length) if length <= _MAX_HEADER_BYTES else b""
+        json.loads(header, object_pairs_hook=_unique)
+    except _RepeatedKeyError as error:
+        raise CheckpointError(f"{file}: expected every tensor once in the header, found {error} twice") from None
+    except (OSError, ValueError, RecursionError):
+        return
+
+
+class _RepeatedKeyError(Exception):
+    """A JSON object has a key twice; the text is the key."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise _RepeatedKeyError(repr(name))
+    return keys
+
+
 def _read_index(index: Path) -> dict[Path, set[str]]:
     """Tensor names by shard file, every shard present."""
     try:
-        weights = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards = {str(name): str(shard) for name, shard in weights.items()}
+        content = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+        shards: dict[str, Any] = dict(content["weight_map"].items())
+    except _RepeatedKeyError as error:
+        raise CheckpointError(f"{index}: expected every tensor once, found {error} twice") from None
     except OSError as error:
         raise CheckpointError(f"{index}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(f'{index}: expected JSON with a "weight_map" of tensor names to shard files') from None
     files: dict[Path, set[str]] = {}
     for name, shard in shards.items():
-        if shard != PurePath(shard).name or shard in ("", ".."):
+        if not isinstance(shard, str) or shard != PurePath(shard).name or shard in ("", ".."):
             raise CheckpointError(f"{index}: tensor {name}: expected a file name in this folder, got {shard!r}")
         files.setdefault(index.parent / shard, set()).add(name)
     for file, names in files.items():

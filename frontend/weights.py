@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from v41c.errors import CheckpointError
 from v41c.frontend.checkpoint import Checkpoint
 from v41c.frontend.trace import COMPRESSED_IDS
 from v41c.ir.formats import dequantize
@@ -21,11 +22,53 @@ Array = npt.NDArray[Any]
 _BYTES = {1: np.uint8, 2: np.uint16}
 
 
+#: dtype -> integers of its bits, the bits but the sign, and the least of them that is no finite number
+_NOT_FINITE: dict[torch.dtype, tuple[type[np.unsignedinteger[Any]], int, int]] = {
+    torch.float8_e4m3fn: (np.uint8, 0x7F, 0x7F),
+    torch.float8_e8m0fnu: (np.uint8, 0xFF, 0xFF),
+    torch.bfloat16: (np.uint16, 0x7FFF, 0x7F80),
+    torch.float32: (np.uint32, 0x7FFFFFFF, 0x7F800000),
+}
+_PIECE = 2**20
+"""Elements looked at together: they stay in the cache between the two passes over them."""
+
+
+def first_not_finite(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Index of the first NaN or infinity of a contiguous tensor; None where all is finite, as packed fp4 always is."""
+    if tensor.dtype not in _NOT_FINITE or not tensor.numel():
+        return None
+    integers, mask, least = _NOT_FINITE[tensor.dtype]
+    bits = tensor.reshape(-1).view(torch.uint8).numpy().view(integers)
+    for start in range(0, bits.size, _PIECE):
+        magnitudes = bits[start : start + _PIECE] & integers(mask)
+        if magnitudes.max() >= least:
+            place = start + int(np.argmax(magnitudes >= least))
+            return tuple(int(index) for index in np.unravel_index(place, tuple(tensor.shape)))
+    return None
+
+
+def _check_finite(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> None:
+    place = first_not_finite(tensor)
+    if place is None:
+        return
+    value = tensor[place].float().item()
+    if "{}" in name:
+        expert, *rest = place
+        name, place = name.format(expert), tuple(rest)
+    where = f"{checkpoint.file(name)}: {name}[{', '.join(map(str, place))}]"
+    raise CheckpointError(f"{where}: expected finite numbers, found {value}")
+
+
 def tensor_reader(checkpoint: Checkpoint, compressed_ids: Array | None) -> Callable[[Value], torch.Tensor]:
-    """Gives the tensor of a weight value; a stack over experts for a name with `{}`."""
+    """Gives the tensor of a weight value; a stack over experts for a name with `{}`.
+
+    CheckpointError names the first NaN or infinity: decoders of kernels read such codes as ordinary numbers.
+    """
 
     def stored(name: str, count: int) -> torch.Tensor:
-        return checkpoint.stack(name, count) if "{}" in name else checkpoint.tensor(name)
+        tensor = checkpoint.stack(name, count) if "{}" in name else checkpoint.tensor(name)
+        _check_finite(checkpoint, name, tensor)
+        return tensor
 
     def read(value: Value) -> torch.Tensor:
         if value.name == COMPRESSED_IDS:

@@ -8,6 +8,7 @@ import shutil
 import struct
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ from safetensors.torch import load_file, save_file
 from v41c.errors import CheckpointError
 from v41c.frontend.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, TensorFormats, expected_tensors
 from v41c.frontend.config import parse_config, read_config
+from v41c.frontend.weights import array_reader, first_not_finite, tensor_reader
+from v41c.ir.graph import Value
+from v41c.ir.torch_types import type_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "data" / "golden"
@@ -197,9 +201,11 @@ def test_truncated_shard(sharded: Path) -> None:
         ),
         ({"embed.weight": "../model.safetensors"}, "tensor embed.weight: expected a file name in this folder, got"),
         ({"embed.weight": ".."}, "tensor embed.weight: expected a file name in this folder, got"),
+        ({"embed.weight": 7}, "tensor embed.weight: expected a file name in this folder, got 7"),
+        ({"embed.weight": [FIRST_SHARD]}, "tensor embed.weight: expected a file name in this folder, got ['model-"),
     ],
 )
-def test_index_and_shards_disagree(sharded: Path, changes: dict[str, str | None], message: str) -> None:
+def test_index_and_shards_disagree(sharded: Path, changes: dict[str, Any], message: str) -> None:
     index = json.loads((sharded / INDEX_FILE).read_text())
     for name, shard in changes.items():
         if shard is None:
@@ -217,6 +223,77 @@ def test_broken_index(sharded: Path, content: str) -> None:
     (sharded / INDEX_FILE).write_text(content)
     with pytest.raises(CheckpointError, match=f'{INDEX_FILE}: expected JSON with a "weight_map"'):
         Checkpoint(sharded)
+
+
+def test_tensors_named_twice(sharded: Path) -> None:
+    index = (sharded / INDEX_FILE).read_text()
+    repeated = index.replace('"embed.weight":', f'"embed.weight": "{SECOND_SHARD}", "embed.weight":', 1)
+    (sharded / INDEX_FILE).write_text(repeated)
+    with pytest.raises(CheckpointError, match=rf"{INDEX_FILE}: expected every tensor once, found 'embed.weight' twice"):
+        Checkpoint(sharded)
+
+
+@pytest.mark.parametrize("offsets", [(0, 4), (4, 8)], ids=["shared bytes", "own bytes"])
+def test_header_that_names_a_tensor_twice(tmp_path: Path, offsets: tuple[int, int]) -> None:
+    entries = [
+        f'"norm.weight": {{"dtype": "F32", "shape": [1], "data_offsets": [{start}, {start + 4}]}}'
+        for start in (0, offsets[0])
+    ]
+    header = ("{" + ", ".join(entries) + "}").encode()
+    (tmp_path / SINGLE_FILE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(offsets[1]))
+    message = rf"{SINGLE_FILE}: expected every tensor once in the header, found 'norm.weight' twice"
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(tmp_path)
+
+
+# (tensor, its index, the bytes to write there, what the message calls it): one-tensor checkpoints of case_04
+POISONED = [
+    ("layers.0.attn.wo_b.weight", (63, 5), 0x7F, "nan"),
+    ("layers.0.attn.wo_b.weight", (0, 0), 0xFF, "nan"),
+    ("layers.0.attn.wo_b.scale", (1, 3), 0xFF, "nan"),
+    ("layers.2.ffn.experts.{}.w1.scale", (4, 31, 1), 0xFF, "nan"),
+    ("norm.weight", (63,), 0x7F80, "inf"),
+    ("embed.weight", (511, 63), 0xFFC0, "nan"),
+    ("layers.0.attn.attn_sink", (7,), 0xFF800000, "-inf"),
+    ("layers.3.hc_ffn_fn", (23, 255), 0x7F800001, "nan"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "place", "code", "shown"), POISONED, ids=[f"{n}={c:x}" for n, _, c, _ in POISONED])
+def test_weights_that_are_no_numbers_are_refused(
+    case: Path, pattern: str, place: tuple[int, ...], code: int, shown: str
+) -> None:
+    clean = Checkpoint(case)
+    stacked = "{}" in pattern
+    name, inside = (pattern.format(place[0]), place[1:]) if stacked else (pattern, place)
+    tensor = clean.stack(pattern, 6) if stacked else clean.tensor(pattern)
+    value = Value(pattern, type_of(tensor))
+    assert tensor_reader(clean, None)(value).dtype == tensor.dtype
+    poisoned = clean.tensor(name).clone()
+    bits = poisoned.view(torch.uint8).numpy().view(f"u{poisoned.element_size()}")
+    bits[inside] = code
+    rewrite(case, {name: poisoned})
+    where = f"{case / SINGLE_FILE}: {name}[{', '.join(map(str, inside))}]: expected finite numbers, found {shown}"
+    for reader in (tensor_reader, array_reader):
+        with pytest.raises(CheckpointError, match=f"^{re.escape(where)}$"):
+            reader(Checkpoint(case), None)(value)
+
+
+def test_codes_next_to_the_refused_ones_are_numbers() -> None:
+    every = torch.arange(256, dtype=torch.uint8)
+    eights = every[(every & 0x7F) != 0x7F]
+    assert first_not_finite(eights.view(torch.float8_e4m3fn)) is None
+    assert first_not_finite(every[:255].view(torch.float8_e8m0fnu)) is None
+    assert first_not_finite(every.view(torch.int8)) is None
+    for dtype in (torch.bfloat16, torch.float32):
+        largest = torch.finfo(dtype).max
+        assert first_not_finite(torch.tensor([largest, -largest, -0.0, 1e-40], dtype=dtype)) is None
+
+
+def test_the_first_of_several_places_far_inside_is_named() -> None:
+    table = torch.full((3000, 1000), 0.5, dtype=torch.bfloat16)
+    table[2999, 999] = table[2500, 7] = torch.nan
+    assert first_not_finite(table) == (2500, 7)
 
 
 def test_unknown_tensor_name() -> None:
