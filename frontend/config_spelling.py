@@ -111,7 +111,8 @@ def unify(raw: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Spell
 
     A file may say a thing twice, in one spelling or in both, as long as it says the same.
     """
-    nested = raw.get("text_config") is not None or ("dim" not in raw and "hidden_size" in raw)
+    stated = bool(raw.get("text_config"))
+    nested = stated or ("dim" not in raw and "hidden_size" in raw)
     if not nested and "dim" not in raw:
         keys = shown(sorted(raw)[:5])
         raise ConfigError(f"{where}: expected a model configuration (dim, or text_config), got the keys {keys}")
@@ -122,7 +123,7 @@ def unify(raw: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Spell
         for key, allowed in _FIXED.items():
             reader.fixed(table, key, key, allowed)
     if nested:
-        _read_nested(reader, top, inner, "text_config." if raw.get("text_config") is not None else "")
+        _read_nested(reader, top, inner, "text_config." if stated else "")
     else:
         _read_flat(reader, top)
     _read_vision(reader, both)

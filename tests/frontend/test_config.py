@@ -280,6 +280,8 @@ def test_inconsistency_is_refused_in_its_own_spelling(changes: dict[str, Any], m
     assert str(caught.value).startswith(f"c: {message}")
 
 
+# What a nested file says beside the computation, and a flat one does not: kept as it is.
+KEPT = ("attention_dropout", "initializer_range", "use_cache", "max_position_embeddings")
 YARN = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 STORED = {"quant_method": "fp8", "weight_block_size": [32, 32], "expert_dtype": "fp4"}
 
@@ -378,11 +380,33 @@ def test_saying_the_same_twice_is_fine() -> None:
     expected = parse_config(flat)
     for repeated in (text, storage, {"text_config": {**text, **tables}}, {"text_config": {**text, **storage}}):
         assert parse_config(nested | repeated) == expected
-    for repeated in (text, tables, {"hidden_size": 96}, {"rope_parameters": YARN}, {"text_config": None}):
+    for repeated in (text, tables, {"hidden_size": 96}, {"rope_parameters": YARN}, {"text_config": {}}):
         again = parse_config(flat | repeated)
         assert again == expected
         assert parse_config(again.to_flat()) == expected
     assert parse_config(nested | {"rope_theta": 10000, "eos_token_id": [1]}) == expected
+
+
+def another(value: Any) -> Any:
+    """A value of the same type that says something else."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, list):
+        return [*value, 0]
+    return "other" if isinstance(value, str) else value + 1
+
+
+def test_no_key_can_be_said_twice_with_two_meanings() -> None:
+    flat, nested = raw(CASES[0]), raw(CASES[0], "hf_config.json")
+    text = {key: value for key, value in nested["text_config"].items() if key not in ("rope_scaling", "model_type")}
+    unsaid = ("dtype", "gate_temp")  # the nested file gives no such key
+    for key, value in (text | {key: flat[key] for key in flat if key not in unsaid}).items():
+        with pytest.raises(ConfigError, match=rf"\b{key} = .*(contradicts|: expected)|contradicts .*\b{key} = "):
+            parse_config(nested | {key: another(value)})
+    repeated = {key: value for key, value in text.items() if key not in flat and key not in KEPT}
+    for key, value in repeated.items():
+        with pytest.raises(ConfigError, match=rf"contradicts {key} = |\b{key} = .*: expected"):
+            parse_config(flat | {key: another(value)})
 
 
 # One bound per row, as changes to case_00's flat configuration.
