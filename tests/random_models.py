@@ -81,7 +81,7 @@ def random_config(seed: int) -> dict[str, Any]:
             "dspark_target_layer_ids": sorted(r.sample(range(layers), r.randint(1, min(3, layers)))),
             "dspark_markov_rank": r.choice((16, 32)),
             "dspark_n_routed_experts": r.choice((0, 3)),
-            "dspark_n_activated_experts": r.choice((0, 1)),
+            "dspark_n_activated_experts": r.choice((1, 2)),
         }
     return config
 
