@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.attention import Plan
+from v41c.codegen.cpu.attention_entries import Entries
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.rope import rotate
 from v41c.codegen.cpu.rows import write_rows
@@ -24,6 +25,7 @@ from v41c.ir.ops.attention import Attention
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
+    from v41c.ir.ops.attend_gathered import AttendGathered
     from v41c.targets.target import Target
 
 _TABLES = slice(8, 10)
@@ -33,9 +35,22 @@ def kernel(
     op: Attend, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
+    return rotated_kernel(op, operands, results, target, bounds, Entries)
+
+
+def rotated_kernel(
+    op: Attend | AttendGathered,
+    operands: Types,
+    results: tuple[TensorType, ...],
+    target: Target,
+    bounds: Mapping[str, int],
+    entries: type[Entries],
+) -> CpuKernel:
+    """The kernel of attention whose entries are found by `entries`."""
     window, kv, cos = required(operands, 3, 1, 8)
     plain = (*operands[: _TABLES.start], *operands[_TABLES.stop :])
     plan = _Rotated(Attention(op.scale, True), plain, bounds, target)
+    plan.entries = entries
     plan.pairs = int(cos.shape[1])
 
     def emit(body: Body) -> None:

@@ -59,6 +59,9 @@ def kernel(
 class Plan:
     """Shapes, scratch and loops of one kernel. Offsets are in words from the start of a task's scratch."""
 
+    #: where a token's entries come from
+    entries: type[Entries] = Entries
+
     def __init__(self, op: Attention, operands: Types, bounds: Mapping[str, int], target: Target) -> None:
         q, window = required(operands, 0, 3)
         self._op, self._types, self._target = op, operands, target
@@ -107,7 +110,7 @@ class Plan:
             first_group = let(task % split * share)
             token = local(task // split)
             with T.While(token.value < tokens):
-                entries = Entries(body, self._op, self._types, token.value, self._target)
+                entries = self.entries(body, self._op, self._types, token.value, self._target)
                 entries.choose(base + self._chosen)
                 with loop(share) as group:
                     self._begin(body, token.value, first_group + group, base, group)
@@ -122,7 +125,7 @@ class Plan:
                 token.set(token.value + stride)
 
     def _one_token(self, body: Body, token: Expr) -> None:
-        entries = Entries(body, self._op, self._types, token, self._target)
+        entries = self.entries(body, self._op, self._types, token, self._target)
         entries.choose(i64(self._chosen))
         with parallel(entries.count.value, self._entries * self._width // 4) as entry:
             entries.read(entry, self._rows + entry * self._stride)

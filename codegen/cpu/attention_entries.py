@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
@@ -12,7 +13,7 @@ from v41c.codegen.cpu.sparse import Types, decode_e2m1_lanes, integers, prefetch
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr, at, cast, i64, let, load, local, loop, put, when
 from v41c.ir import formats
 from v41c.ir.ops.attention import Attention
-from v41c.ir.types import DType
+from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
     from v41c.targets.target import Target
@@ -68,9 +69,17 @@ class Entries:
         kept = local(T.int64(0))
         with loop(width) as i:
             row = let(selection[self._token * width + i])
-            put(self._body.integers, self._chosen + kept.value, row)
+            put(self._body.integers, self._chosen + kept.value, self._row_of(row, i))
             kept.set(kept.value + cast(row >= 0, "int64"))
         self.count.set(self._window + kept.value)
+
+    def _row_of(self, row: Expr, place: Expr) -> Expr:
+        """Where, after the first, the row lies that is chosen at a place of the selection."""
+        return row
+
+    def _first_selected(self, kind: TensorType) -> Expr:
+        """The first of the rows that a token may choose."""
+        return self._slot * self._body.size(kind.shape[1])
 
     def read(self, entry: Expr, target: Expr) -> None:
         """Write an entry as f32 to an index of the scratch."""
@@ -84,7 +93,7 @@ class Entries:
         if compressed is not None:
             (kind,) = required(self._types, 8)
             with when(entry >= self._window):
-                first = let(self._slot * self._body.size(kind.shape[1]))
+                first = let(self._first_selected(kind))
                 ahead = self._chosen_row(T.min(entry + AHEAD, self.count.value - 1))
                 prefetch(compressed, (first + ahead) * int(kind.shape[2]), int(kind.shape[2]))
                 self._read_row(compressed, let(first + self._chosen_row(entry)), "fp4_e4m3_16", 8, target)
@@ -117,10 +126,18 @@ class Entries:
                 put(self._body.words, target + group * 32 + part, decode_e4m3(codes) * scale)
 
     def _unpack_fp4(self, cache: Buffer, start: Expr, target: Expr) -> None:
-        with loop(self._width // 16) as group:
-            code = cast(cache[start + self._width // 2 + group], "int32")
-            scale = let(T.broadcast(decode_e4m3(code), LANES))
-            packed = let(cache[at(start + group * 8, 8)])
-            pairs = cast(shuffle([packed], [lane // 2 for lane in range(LANES)]), "int32")
-            codes = T.shift_right(pairs, integers([4 * (lane % 2) for lane in range(LANES)]))
-            put(self._body.words, target + group * 16, decode_e2m1_lanes(codes, self._target) * scale)
+        def write(index: Expr, values: Expr) -> None:
+            put(self._body.words, target + index, values)
+
+        unpack_fp4(cache, start, self._width, self._target, write)
+
+
+def unpack_fp4(cache: Buffer, start: Expr, width: int, target: Target, write: Callable[[Expr, Expr], None]) -> None:
+    """`write(index, values)` of every sixteen elements of the packed row (`fp4_e4m3_16`) that begins at `start`."""
+    with loop(width // 16) as group:
+        code = cast(cache[start + width // 2 + group], "int32")
+        scale = let(T.broadcast(decode_e4m3(code), LANES))
+        packed = let(cache[at(start + group * 8, 8)])
+        pairs = cast(shuffle([packed], [lane // 2 for lane in range(LANES)]), "int32")
+        codes = T.shift_right(pairs, integers([4 * (lane % 2) for lane in range(LANES)]))
+        write(group * 16, decode_e2m1_lanes(codes, target) * scale)

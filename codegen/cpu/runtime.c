@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define CACHE_LINE 64
@@ -228,6 +230,30 @@ static int give_block(int device_type, int device, void *memory) {
 
 void *__TVMBackendAllocWorkspace = (void *)take_block;
 void *__TVMBackendFreeWorkspace = (void *)give_block;
+
+// ---- tables on disk -----------------------------------------------------------------------------------------------
+
+// Ask for the pages of some rows of a mapped table, ascending row numbers, while other work goes on: the calls start the
+// reads and do not wait for them. Neighbouring pages are asked for at once. A refusal (a table that is no mapped file)
+// changes nothing: the rows are then read when they are used.
+int32_t v41c_read_ahead(const void *table, int64_t row_bytes, const int64_t *rows, int64_t count) {
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), base = (uintptr_t)table;
+  uintptr_t begin = 0, end = 0;
+  for (int64_t i = 0; i <= count; ++i) {
+    uintptr_t first = 0, last = 0;
+    if (i < count) {
+      first = (base + (uintptr_t)(rows[i] * row_bytes)) / page * page;
+      last = (base + (uintptr_t)((rows[i] + 1) * row_bytes) + page - 1) / page * page;
+      if (end && first <= end) {
+        if (last > end) end = last;
+        continue;
+      }
+    }
+    if (end) madvise((void *)begin, end - begin, MADV_WILLNEED);
+    begin = first, end = last;
+  }
+  return 0;
+}
 
 // ---- the command loop ---------------------------------------------------------------------------------------------
 
