@@ -69,7 +69,7 @@ class Subject:
         """States, updated, then the other results. The operands stay as they are."""
         _, sizes = symbolic_types(self.op, operands)
         inputs = {
-            declared.name: self._packed(i, _bytes(operand), operand)
+            declared.name: self._packed(i, as_array(operand), operand)
             for i, (declared, operand) in enumerate(zip(self.op.operands(), operands, strict=True))
             if operand is not None
         }
@@ -78,7 +78,7 @@ class Subject:
         outputs = [poisoned([int(dim) for dim in kind.shape], kind.dtype) for kind in kinds[len(states) :]]
         library.call(self.kernel, [*inputs.values(), *outputs], sizes)
         arrays = [*(inputs[name] for name in states), *outputs]
-        return tuple(_tensor(array, kind) for array, kind in zip(arrays, kinds, strict=True))
+        return tuple(as_tensor(array, kind) for array, kind in zip(arrays, kinds, strict=True))
 
     def _packed(self, index: int, array: Array, operand: Tensor) -> Array:
         layout = self.kernel.layouts.get(index)
@@ -113,7 +113,8 @@ def same(left: Tensor, right: Tensor) -> bool:
     )
 
 
-def _bytes(tensor: Tensor) -> Array:
+def as_array(tensor: Tensor) -> Array:
+    """A copy in the numpy type that holds the tensor's: bf16 as its bits, one-byte types as bytes."""
     tensor = tensor.contiguous()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
@@ -123,7 +124,8 @@ def _bytes(tensor: Tensor) -> Array:
     return aligned(array.view("u2") if tensor.dtype == torch.int16 else array)
 
 
-def _tensor(array: Array, kind: TensorType) -> Tensor:
+def as_tensor(array: Array, kind: TensorType) -> Tensor:
+    """An array as the tensor of an IR type that it holds."""
     views = {"bf16": torch.bfloat16, "bool": torch.bool, "f8e4m3": torch.float8_e4m3fn}
     tensor = torch.from_numpy(array.view("i2") if kind.dtype == "bf16" else array)
     return tensor.view(views[kind.dtype]) if kind.dtype in views else tensor
