@@ -29,6 +29,20 @@ KernelFor = Callable[
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """What a pass may do to the numbers: nothing, unless its file says otherwise in `NUMBERS`, and why.
+
+    `relative_l2` is the most by which any value may move; None where the pass computes something else on purpose.
+    """
+
+    why: str
+    relative_l2: float | None = None
+
+
+EXACT = Numbers("the same operations on the same numbers in the same order", 0.0)
+
+
+@dataclass(frozen=True)
 class PassContext:
     """Options of a compilation.
 

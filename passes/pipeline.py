@@ -23,7 +23,7 @@ from v41c.passes import (
     select_kernels,
     split_encoder_decoder,
 )
-from v41c.passes.context import PassContext
+from v41c.passes.context import EXACT, Numbers, PassContext
 
 #: every pass in order, and why it stands there
 PIPELINE: tuple[tuple[ModuleType, str], ...] = (
@@ -48,6 +48,13 @@ class Stage:
     name: str
     module: Module
     seconds: float
+
+
+def numbers_of(name: str) -> Numbers:
+    """What a pass may do to the numbers."""
+    (entry,) = (entry for entry, _ in PIPELINE if entry.NAME == name)
+    numbers: Numbers = getattr(entry, "NUMBERS", EXACT)
+    return numbers
 
 
 def pass_names() -> tuple[str, ...]:

@@ -19,9 +19,10 @@ from v41c.ir.ops.round_trip import RoundTrip
 from v41c.ir.ops.window_write import WindowWrite
 from v41c.ir.rewrite import Rewriter
 from v41c.ir.types import DType, TensorType
-from v41c.passes.context import PassContext
+from v41c.passes.context import Numbers, PassContext
 
 NAME = "remove-quantization"
+NUMBERS = Numbers("exact arithmetic leaves out the roundings of activations and caches")
 _STORED = (DType.BF16, DType.F8E4M3, DType.F4E2M1)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import click
 
 from v41c import __version__
-from v41c.errors import V41CError
+from v41c.errors import MovedError, V41CError
 from v41c.terminal import progress
 
 #: exit codes of a process that was told to stop, as a shell reports them: 128 and the signal's number
@@ -226,6 +226,7 @@ def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
 @click.option("--max-context", type=click.IntRange(min=1), help="Tokens a sequence may have.  [default: 4096]")
 @click.option("--dump-ir", type=click.Path(path_type=Path), help="Also write the graphs after each pass here.")
 @click.option("--no-weights", is_flag=True, help="CHECKPOINT is a config.json: make everything but the weights.")
+@click.option("--verify", is_flag=True, help="Interpret the graphs before and after each pass and compare.")
 @_json
 def compile(
     checkpoint: Path,
@@ -236,11 +237,14 @@ def compile(
     max_context: int | None,
     dump_ir: Path | None,
     no_weights: bool,
+    verify: bool,
     as_json: bool,
 ) -> None:
     """Compile the folder CHECKPOINT into an engine.
 
-    The engine appears complete or not at all; equal inputs give equal bytes.
+    The engine appears complete or not at all; equal inputs give equal bytes. --verify says of every pass whether it
+    moved any number, by how much and in which layer it first shows; a pass that must be exact and is not: no engine,
+    and exit code 1.
 
     \b
     Examples:
@@ -248,6 +252,7 @@ def compile(
       v41c compile m -o e --passes -plan-memory --dump-ir stages
       v41c compile m -o e --arithmetic exact --max-context 512
       v41c compile config.json -o e --no-weights
+      v41c compile m -o e --verify
     """
     import msgspec
 
@@ -261,9 +266,14 @@ def compile(
         max_context=max_context,
         dump_ir=dump_ir,
         no_weights=no_weights,
+        verify=verify,
     )
-    with progress() as show:
-        report = compile(checkpoint, engine, options, show)
+    try:
+        with progress() as show:
+            report = compile(checkpoint, engine, options, show)
+    except MovedError as error:
+        _emit(error.report, as_json)
+        raise
     if as_json:
         _print_json(msgspec.to_builtins(report))
     else:

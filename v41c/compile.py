@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from v41c import __version__
-from v41c.errors import UsageError
+from v41c.errors import MovedError, UsageError
 from v41c.manifest import (
     FORMAT_VERSION,
     KERNELS_FILE,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from v41c.passes.context import PassContext
     from v41c.passes.pipeline import Stage
     from v41c.targets.target import Target
+    from v41c.verify import VerifyReport
 
 #: token counts that programs are made for: one token of decode, and chunks of prefill
 VARIANTS = (1, 512)
@@ -54,11 +55,15 @@ class CompileOptions:
     slots: int = 1
     dump_ir: Path | None = None
     no_weights: bool = False
+    verify: bool = False
 
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What a compilation did: seconds by phase, the ledger of the passes, kernels and sizes."""
+    """What a compilation did: seconds by phase, the ledger of the passes, kernels and sizes.
+
+    `verification` is what the interpreter found about every pass, where it was asked.
+    """
 
     engine: str
     target: str
@@ -69,6 +74,7 @@ class CompileReport:
     kernels: int
     weight_bytes: int
     arena_bytes: dict[str, int] = field(default_factory=dict)
+    verification: VerifyReport | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,8 @@ def compile(
     """Compile a checkpoint folder, or a configuration without weights, into an engine folder.
 
     The folder appears complete or not at all, and equal inputs give equal bytes. Raises ConfigError, CheckpointError,
-    TokenizerError, UnsupportedError, UsageError or ArtifactError.
+    TokenizerError, UnsupportedError, UsageError or ArtifactError; with `verify`, MovedError when a pass moves numbers
+    that it must not move.
     """
     from v41c.codegen.artifact import new_folder
     from v41c.passes.pipeline import choose_passes
@@ -126,6 +133,8 @@ def compile(
     progress("reading the checkpoint")
     source = read_source(Path(checkpoint), options.no_weights)
     context_limit(source.config, options)
+    if options.verify:
+        _require_interpretable(source, Path(checkpoint))
     if options.dump_ir is not None:
         make_folder(options.dump_ir)
     clock.lap("read")
@@ -137,6 +146,10 @@ def compile(
         context = pass_context(source.config, options, target, kernels)
         stages = run_passes(module, context, chosen, folder / "graphs", options.dump_ir, progress)
         clock.lap("passes")
+        verification = None
+        if options.verify:
+            verification = _verified(stages, source, progress)
+            clock.lap("verify")
         writer, programs = _lower(stages[-1].module, kernels, chosen)
         used = [kernels[symbol] for symbol in sorted({c.kernel for p in programs for c in p.commands})]
         progress(f"compiling {len(used)} kernels")
@@ -154,7 +167,24 @@ def compile(
         kernels=len(used),
         weight_bytes=sum(weight.size_bytes for weight in manifest.weights),
         arena_bytes={f"{program.graph}:{program.max_tokens}": program.arena_bytes for program in programs},
+        verification=verification,
     )
+
+
+def _require_interpretable(source: Source, path: Path) -> None:
+    from v41c.verify import require_interpretable
+
+    require_interpretable(source, path)
+
+
+def _verified(stages: list[Stage], source: Source, progress: Progress) -> VerifyReport:
+    """Every pass interpreted before and after; MovedError names the first that moved what it must not."""
+    from v41c.verify import moved_text, verify_stages
+
+    report = verify_stages(stages, source, progress)
+    if report.failed:
+        raise MovedError(moved_text(report.failed), report)
+    return report
 
 
 def make_folder(path: Path) -> None:

@@ -43,3 +43,11 @@ class ArtifactError(V41CError):
 
 class ContextError(V41CError):
     """A request does not fit the engine's context, vocabulary or slots."""
+
+
+class MovedError(V41CError):
+    """A pass moved numbers that it must not move; the message names it and where it first shows, `report` has all."""
+
+    def __init__(self, message: str, report: object) -> None:
+        super().__init__(message)
+        self.report = report

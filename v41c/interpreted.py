@@ -37,7 +37,7 @@ class InterpretedSubject:
         self.arithmetic: Arithmetic = arithmetic
         self.states: dict[str, Tensor] = {}
         self._module = module
-        self._weight = _cached(tensor_reader(source.checkpoint, source.compressed_ids))
+        self._weight = cached(tensor_reader(source.checkpoint, source.compressed_ids))
         self._length = 0
 
     @classmethod
@@ -56,7 +56,7 @@ class InterpretedSubject:
         """Begin an empty sequence."""
         ratios = sorted(set(self.config.compress_ratios) - {0})
         dims = {"S": 1, **capacities([f"C{ratio}" for ratio in ratios], context)}
-        self.states = {state.name: _unwritten(state, dims) for graph in self._module for state in graph.states}
+        self.states = {state.name: unwritten(state, dims) for graph in self._module for state in graph.states}
         self._length = 0
 
     def feed(self, tokens: Array, look: Look) -> Array:
@@ -103,7 +103,7 @@ class InterpretedSubject:
         return result.outputs
 
 
-def _cached(read: Callable[[Value], Tensor]) -> Callable[[Value], Tensor]:
+def cached(read: Callable[[Value], Tensor]) -> Callable[[Value], Tensor]:
     """Weights by name and type, read once."""
     kept: dict[tuple[str, str], Tensor] = {}
 
@@ -116,7 +116,8 @@ def _cached(read: Callable[[Value], Tensor]) -> Callable[[Value], Tensor]:
     return weight
 
 
-def _unwritten(state: Value, dims: Mapping[str, int]) -> Tensor:
+def unwritten(state: Value, dims: Mapping[str, int]) -> Tensor:
+    """A state that no token has written: NaN, or bytes and ids that no token could have written."""
     shape = [int(dim) for dim in state.type.bind(dims).shape]
     tensor = torch.zeros(shape, dtype=torch_dtype(state.type.dtype))
     if tensor.is_floating_point():

@@ -44,6 +44,7 @@ def passes_table(
 def compile_summary(report: CompileReport) -> str:
     """What a compilation did."""
     seconds = ", ".join(f"{name} {took:.1f}" for name, took in report.seconds.items())
+    verified = [] if report.verification is None else ["", report.verification.summary()]
     return "\n".join(
         [
             passes_table(report.passes, report.pass_seconds),
@@ -52,5 +53,6 @@ def compile_summary(report: CompileReport) -> str:
             f"contents    {report.kernels} kernels, {bytes_text(report.weight_bytes)} of weights, at most "
             f"{bytes_text(max(report.arena_bytes.values()))} of activations",
             f"took        {sum(report.seconds.values()):.1f} s ({seconds})",
+            *verified,
         ]
     )

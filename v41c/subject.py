@@ -38,7 +38,8 @@ INTEGERS = ("engram_rows", "selection", "pool", "experts")
 FORCED = ("in", "attn_in", "ffn_in", "out", "pre_out", "selection", "pool", "main_hidden")
 #: stored weights, up to two to a byte, that the eager model holds as f32: below 4 GB
 _EXPANDED_WEIGHTS = 5 * 10**8
-_LANDMARK = re.compile(rf"(layers|mtp)\.\d+\.({'|'.join(STREAMS + INTEGERS)})|main_hidden")
+#: names of the values that are compared layer by layer
+LANDMARK = re.compile(rf"(layers|mtp)\.\d+\.({'|'.join(STREAMS + INTEGERS)})|main_hidden")
 #: shown a landmark's name, the number of its first row within the call, and its rows (floats as f32); rows that it
 #: returns take their place
 Look = Callable[[str, int, Array], Array | None]
@@ -282,7 +283,7 @@ class EngineSubject:
         return self._session
 
     def _observe(self, seen: Observation) -> Array | None:
-        if _LANDMARK.fullmatch(seen.name) is None and seen.name not in self._companions.get(seen.graph, ()):
+        if LANDMARK.fullmatch(seen.name) is None and seen.name not in self._companions.get(seen.graph, ()):
             return None
         instead = self._look(seen.name, self._row, as_float(seen.array, seen.dtype))
         if instead is None:
