@@ -33,7 +33,7 @@ from v41c.manifest import (
 )
 
 Array = npt.NDArray[Any]
-ReadWeight = Callable[[Value], Array]
+ReadPieces = Callable[[Value], Iterator[Array]]
 Pack = Callable[[str, Array, str], Array]
 #: layout of a weight that kernels read as stored, row by row
 PLAIN = "plain"
@@ -202,26 +202,38 @@ def state_entries(states: Mapping[str, Value]) -> list[StateEntry]:
 def write_weights(
     path: Path,
     weights: Mapping[tuple[str, str], Value],
-    read: ReadWeight,
+    read: ReadPieces,
     pack: Pack,
     progress: Callable[[str], None],
 ) -> list[WeightEntry]:
-    """Pack every weight in turn into one file; only one is in memory at a time."""
+    """Pack every weight in turn into one file; only one is in memory at a time, of a plain one a piece.
+
+    `read` gives a weight as consecutive parts of its leading axis.
+    """
     entries: list[WeightEntry] = []
     offset = 0
     with path.open("wb") as file:
         for number, ((name, layout), value) in enumerate(weights.items()):
             progress(f"packing weight {number + 1} of {len(weights)}")
-            array = read(value)
+            pieces = read(value)
             if layout != PLAIN:
-                array = pack(layout, array, str(value.type.dtype))
+                pieces = iter((pack(layout, _whole(pieces), str(value.type.dtype)),))
             padding = -offset % ALIGNMENT_BYTES
             file.write(b"\0" * padding)
             offset += padding
-            _write_array(file, array)
-            entries.append(WeightEntry(name, layout, offset, array.nbytes))
-            offset += array.nbytes
+            size = 0
+            for piece in pieces:
+                _write_array(file, piece)
+                size += piece.nbytes
+                progress(f"packing weight {number + 1} of {len(weights)}, {(offset + size) / 1e9:.1f} GB")
+            entries.append(WeightEntry(name, layout, offset, size))
+            offset += size
     return entries
+
+
+def _whole(pieces: Iterator[Array]) -> Array:
+    parts = list(pieces)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _write_array(file: object, array: Array) -> None:

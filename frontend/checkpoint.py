@@ -58,6 +58,11 @@ class Checkpoint:
     def __len__(self) -> int:
         return len(self._specs)
 
+    @property
+    def original(self) -> Checkpoint:
+        """The checkpoint as its files have it."""
+        return self
+
     def spec(self, name: str) -> TensorSpec:
         """Stored dtype and shape of a tensor."""
         if name not in self._specs:
@@ -74,6 +79,10 @@ class Checkpoint:
         self.spec(name)
         tensor: torch.Tensor = self._handles[self._files[name]].get_tensor(name)
         return tensor
+
+    def pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """The same as consecutive rows, one piece after the other; of a mapped tensor there is one piece."""
+        yield self.tensor(name)
 
     def stack(self, pattern: str, count: int) -> torch.Tensor:
         """[count, ...]: the tensors whose names are `pattern` with its `{}` replaced by 0..count-1, copied together."""

@@ -20,7 +20,7 @@ from v41c.errors import CheckpointError, UsageError
 from v41c.frontend.checkpoint import INDEX_FILE, SINGLE_FILE
 from v41c.frontend.config import ModelConfig, parse_config
 from v41c.frontend.presets import RELEASE_CONFIG, Preset, build_tokenizer, flat_config, preset_named
-from v41c.frontend.quantize import quantize_blocks, quantize_rows
+from v41c.frontend.quantize import quantize, storage_of
 from v41c.frontend.tensor_names import TensorSpec, expected_tensors
 from v41c.frontend.tokenizer import TOKENIZER_FILE, Tokenizer, count_compressed_ids
 
@@ -130,12 +130,7 @@ def _tensors(shard: list[str], specs: dict[str, TensorSpec], seed: int) -> Itera
         else:
             rows, columns = spec.shape
             values = _values(name, (rows, 2 * columns) if spec.dtype == "I8" else spec.shape, seed)
-            if spec.dtype == "I8":
-                weight, scale = quantize_rows(values, "fp4_e8m0_32")
-            elif name.endswith(".engram.embed.weight"):
-                weight, scale = quantize_rows(values, "fp8_e8m0_32")
-            else:
-                weight, scale = quantize_blocks(values)
+            weight, scale = quantize(values, storage_of(name, spec.dtype))
             yield name, weight
             yield name.removesuffix("weight") + "scale", scale
 

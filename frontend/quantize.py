@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from v41c.ir.formats import FORMATS, pack, scales
 
 GROUP = 32
 """Elements along the reduction axis, and rows of a block-scaled weight, that share one scale."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a quantised weight is stored: format of `ir.formats` of its elements, and rows that share a scale."""
+
+    format: str
+    rows: int
+
+
+def storage_of(name: str, dtype: str) -> Storage:
+    """Storage of a quantised tensor of a checkpoint, by its name and safetensors dtype ("I8" or "F8_E4M3")."""
+    if dtype == "I8":
+        return Storage("fp4_e8m0_32", 1)
+    return Storage("fp8_e8m0_32", 1 if name.endswith(".engram.embed.weight") else GROUP)
+
+
+def quantize(weight: torch.Tensor, storage: Storage) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 [N, K] in a storage: elements and scales."""
+    return quantize_blocks(weight) if storage.rows == GROUP else quantize_rows(weight, storage.format)
 
 
 def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ def first_not_finite(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None
 
 
-def _check_finite(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> None:
+def check_finite(checkpoint: Checkpoint, name: str, tensor: torch.Tensor) -> None:
+    """CheckpointError names the first NaN or infinity of a tensor, or of a stack over experts (`{}` in its name)."""
     place = first_not_finite(tensor)
     if place is None:
         return
@@ -65,15 +66,17 @@ def tensor_reader(checkpoint: Checkpoint, compressed_ids: Array | None) -> Calla
     CheckpointError names the first NaN or infinity: decoders of kernels read such codes as ordinary numbers.
     """
 
-    def stored(name: str, count: int) -> torch.Tensor:
-        tensor = checkpoint.stack(name, count) if "{}" in name else checkpoint.tensor(name)
-        _check_finite(checkpoint, name, tensor)
+    def stored(name: str, count: int, source: Checkpoint = checkpoint) -> torch.Tensor:
+        tensor = source.stack(name, count) if "{}" in name else source.tensor(name)
+        check_finite(source, name, tensor)
         return tensor
 
     def read(value: Value) -> torch.Tensor:
         if value.name == COMPRESSED_IDS:
             return torch.from_numpy(compressed_ids)
         count = int(value.type.shape[0])
+        if value.type.dtype == DType.BF16:  # of a weight that is quantised on the way, what it was
+            return stored(value.name, count, checkpoint.original)
         tensor = stored(value.name, count)
         if value.type.dtype != DType.F32 or type_of(tensor).dtype == DType.F32:
             return tensor
@@ -82,6 +85,21 @@ def tensor_reader(checkpoint: Checkpoint, compressed_ids: Array | None) -> Calla
         return dequantize(tensor, stored(scale, count) if present else None)
 
     return read
+
+
+def piece_reader(checkpoint: Checkpoint, compressed_ids: Array | None) -> Callable[[Value], Iterator[Array]]:
+    """The same as `array_reader`, as consecutive parts of the leading axis: a table need not fit into memory."""
+    read = array_reader(checkpoint, compressed_ids)
+
+    def pieces(value: Value) -> Iterator[Array]:
+        if value.name not in checkpoint or value.type.dtype in (DType.F32, DType.BF16):
+            yield read(value)
+            return
+        for piece in checkpoint.pieces(value.name):
+            check_finite(checkpoint, value.name, piece)
+            yield as_numpy(piece)
+
+    return pieces
 
 
 def array_reader(checkpoint: Checkpoint, compressed_ids: Array | None) -> Callable[[Value], Array]:

@@ -48,9 +48,11 @@ class PassContext:
 
     `kernel_for` gives the target's kernel for an operation at types and upper bounds of the symbolic dimensions.
     `variants` are the token counts that programs are compiled for, ascending; `bounds` bound every other dimension.
+    `quantized` has the types, by name, of weights in the release's quantised formats and of their scales.
     """
 
     arithmetic: Literal["release", "exact"]
     kernel_for: KernelFor
     variants: tuple[int, ...]
     bounds: Mapping[str, int] = field(default_factory=dict)
+    quantized: Mapping[str, TensorType] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from v41c.passes import (
     fuse_moe,
     merge_projections,
     plan_memory,
+    quantize,
     remove_quantization,
     restrict_candidates,
     select_kernels,
@@ -27,7 +28,8 @@ from v41c.passes.context import EXACT, Numbers, PassContext
 
 #: every pass in order, and why it stands there
 PIPELINE: tuple[tuple[ModuleType, str], ...] = (
-    (remove_quantization, "first: what follows sees one arithmetic only"),
+    (quantize, "first: the rest cannot tell the model from one that is stored in the release's formats"),
+    (remove_quantization, "before the rest: what follows sees one arithmetic only"),
     (split_encoder_decoder, "before any fusion could join operations across the cut"),
     (restrict_candidates, "early: its operation is the traced one's, restricted, and no fusion looks at it"),
     (fuse_mhc, "before other fusions could take the boundary's round trip"),
@@ -37,6 +39,8 @@ PIPELINE: tuple[tuple[ModuleType, str], ...] = (
     (select_kernels, "after the last rewrite of operations"),
     (plan_memory, "last: it places what the kernels need"),
 )
+#: passes that run only when they are asked for
+OPT_IN = (quantize.NAME,)
 REQUIRED = (remove_quantization.NAME, select_kernels.NAME)
 TRACE = "trace"
 
@@ -58,25 +62,31 @@ def numbers_of(name: str) -> Numbers:
 
 
 def pass_names() -> tuple[str, ...]:
-    """Names of all passes in order."""
-    return tuple(entry.NAME for entry, _ in PIPELINE)
+    """Names of the passes that run unless they are left out, in order."""
+    return tuple(entry.NAME for entry, _ in PIPELINE if entry.NAME not in OPT_IN)
 
 
 def choose_passes(text: str) -> tuple[str, ...]:
-    """Passes of a `--passes` value: "all", or names to leave out ("-plan-memory"), or the names to run.
+    """Passes of a `--passes` value: "all" those on by default, or names to add ("+quantize") and to leave out
+    ("-plan-memory"), or the names to run.
 
-    UsageError names an unknown pass, a mixture of both spellings, or a required pass that is missing.
+    UsageError names an unknown pass, one that is added and left out, a mixture with names to run, or a required pass
+    that is missing.
     """
-    names = pass_names()
+    names = tuple(entry.NAME for entry, _ in PIPELINE)
     entries = [entry for entry in text.split(",") if entry and entry != "all"]
     for entry in entries:
-        if entry.removeprefix("-") not in names:
-            raise UsageError(f"--passes: unknown pass {entry.removeprefix('-')}: expected one of {', '.join(names)}")
-    left_out = {entry[1:] for entry in entries if entry.startswith("-")}
-    wanted = {entry for entry in entries if not entry.startswith("-")}
-    if left_out and wanted:
-        raise UsageError("--passes: expected names to run or names to leave out (-name), got both")
-    chosen = tuple(name for name in names if name not in left_out and (not wanted or name in wanted))
+        name = entry[1:] if entry[0] in "+-" else entry
+        if name not in names:
+            raise UsageError(f"--passes: unknown pass {name}: expected one of {', '.join(names)}")
+    added, left_out = ({entry[1:] for entry in entries if entry[0] == sign} for sign in "+-")
+    wanted = {entry for entry in entries if entry[0] not in "+-"}
+    if wanted and (added or left_out):
+        raise UsageError("--passes: expected names to run, or changes (+name, -name) to what runs, got both")
+    for name in sorted(added & left_out):
+        raise UsageError(f"--passes: {name}: expected it to be added or left out, got both")
+    running = wanted or {*pass_names(), *added} - left_out
+    chosen = tuple(name for name in names if name in running)
     for name in REQUIRED:
         if name not in chosen:
             raise UsageError(f"--passes: {name} cannot be left out: an engine needs it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -123,6 +123,7 @@ def compile(
     that it must not move.
     """
     from v41c.codegen.artifact import new_folder
+    from v41c.passes import quantize
     from v41c.passes.pipeline import choose_passes
     from v41c.targets.target import find_target
 
@@ -132,6 +133,8 @@ def compile(
     clock = _Clock()
     progress("reading the checkpoint")
     source = read_source(Path(checkpoint), options.no_weights)
+    if quantize.NAME in chosen:
+        source = quantized_source(source)
     context_limit(source.config, options)
     if options.verify:
         _require_interpretable(source, Path(checkpoint))
@@ -224,6 +227,15 @@ def read_source(path: Path, no_weights: bool) -> Source:
     return Source(config, checkpoint.formats(config), checkpoint, tokenizer, table)
 
 
+def quantized_source(source: Source) -> Source:
+    """The source whose bf16 weights are read as the pass `quantize` types them."""
+    from v41c.frontend.quantized_checkpoint import QuantizedCheckpoint
+
+    if source.checkpoint is None:
+        return source
+    return replace(source, checkpoint=QuantizedCheckpoint(source.checkpoint.path, source.config))
+
+
 def trace_source(source: Source) -> Module:
     """The traced module of a source."""
     from v41c.frontend.trace import trace
@@ -246,10 +258,13 @@ def pass_context(
     """Options of the passes; selected kernels are collected in `kernels` by symbol."""
     from v41c.codegen.cpu import kernel_for
     from v41c.codegen.kernel import kernel_symbol
+    from v41c.frontend.quantized_checkpoint import quantized_types
     from v41c.ir.op import Op
     from v41c.ir.types import TensorType
     from v41c.manifest import capacities
+    from v41c.passes import quantize
     from v41c.passes.context import PassContext
+    from v41c.passes.pipeline import choose_passes
 
     limit = context_limit(config, options)
     dims = [f"C{ratio}" for ratio in sorted(set(config.compress_ratios) - {0})]
@@ -266,7 +281,8 @@ def pass_context(
         return kernels[symbol]
 
     bounds = {"S": options.slots, **capacities(dims, limit)}
-    return PassContext(options.arithmetic, select, VARIANTS, bounds)
+    quantized = quantized_types(config) if quantize.NAME in choose_passes(options.passes) else {}
+    return PassContext(options.arithmetic, select, VARIANTS, bounds, quantized)
 
 
 def run_passes(
@@ -320,12 +336,12 @@ def _write(
 
     from v41c.codegen.artifact import file_entries, state_entries, write_manifest, write_weights
     from v41c.codegen.cpu.layouts import pack
-    from v41c.frontend.weights import array_reader
+    from v41c.frontend.weights import piece_reader
     from v41c.passes.split_encoder_decoder import why_not_ced
 
     weights = []
     if source.checkpoint is not None:
-        read = array_reader(source.checkpoint, source.compressed_ids)
+        read = piece_reader(source.checkpoint, source.compressed_ids)
         path = folder / WEIGHTS_FILE
         weights = write_weights(path, writer.weights, read, pack, progress)
         if source.tokenizer is not None:

@@ -42,12 +42,13 @@ def demo(
 def _compile(checkpoint: Path, engine: Path, write: Callable[[str], None], progress: Callable[[str], None]) -> None:
     from v41c.compile import compile
     from v41c.ledger import compile_summary
-    from v41c.passes.pipeline import PIPELINE
+    from v41c.passes.pipeline import OPT_IN, PIPELINE
 
     shutil.rmtree(engine, ignore_errors=True)
     write("compiling   trace the eager model, rewrite its graph, build kernels for this CPU, pack the weights\n")
     for entry, why in PIPELINE:
-        write(f"            {entry.NAME}, {why}\n")
+        if entry.NAME not in OPT_IN:
+            write(f"            {entry.NAME}, {why}\n")
     report = compile(checkpoint, engine, progress=progress)
     write(f"\n{compile_summary(report)}\n\n")
 

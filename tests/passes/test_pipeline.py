@@ -13,7 +13,7 @@ from v41c.ir.ops.add import Add
 from v41c.ir.text import parse_module, print_module
 from v41c.ir.types import f32
 from v41c.passes.context import PassContext
-from v41c.passes.pipeline import PIPELINE, REQUIRED, choose_passes, pass_names, run_pipeline, write_stage
+from v41c.passes.pipeline import OPT_IN, PIPELINE, REQUIRED, choose_passes, pass_names, run_pipeline, write_stage
 
 CONTEXT = PassContext("release", lambda *_: pytest.fail("no kernel is selected here"), (1,))
 
@@ -38,6 +38,15 @@ def test_all_and_each_optional_pass_left_out() -> None:
         assert choose_passes(f"-{name}") == tuple(other for other in pass_names() if other != name)
 
 
+def test_a_pass_that_is_off_is_added() -> None:
+    every = tuple(entry.NAME for entry, _ in PIPELINE)
+    assert set(every) - set(pass_names()) == set(OPT_IN) == {"quantize"}
+    assert choose_passes("+quantize") == choose_passes("all,+quantize") == every
+    assert choose_passes("-plan-memory,+quantize") == every[:-1]
+    assert choose_passes("+fuse-mhc,-quantize") == pass_names()
+    assert choose_passes("quantize," + ",".join(REQUIRED)) == ("quantize", *REQUIRED)
+
+
 def test_names_to_run_keep_the_pipeline_order() -> None:
     assert choose_passes(",".join(reversed(REQUIRED))) == tuple(n for n in pass_names() if n in REQUIRED)
 
@@ -49,6 +58,10 @@ def test_names_to_run_keep_the_pipeline_order() -> None:
         ("plan-memory,-split-encoder-decoder", "got both"),
         ("-select-kernels", "--passes: select-kernels cannot be left out"),
         ("plan-memory", "cannot be left out"),
+        ("+polish", "--passes: unknown pass polish: expected one of quantize, "),
+        ("+-quantize", "--passes: unknown pass -quantize"),
+        ("+quantize,select-kernels", "got both"),
+        ("+quantize,-quantize", "--passes: quantize: expected it to be added or left out, got both"),
     ],
 )
 def test_a_wrong_choice_is_refused(text: str, message: str) -> None:
