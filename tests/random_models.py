@@ -11,19 +11,29 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import torch
 
+from v41c.compile import CompileOptions, compile, read_source
 from v41c.frontend.config import parse_config
 from v41c.frontend.engram import bucket_primes
 from v41c.frontend.initialize import write_weights
+from v41c.frontend.loading import load as load_model
 from v41c.frontend.presets import TRAINED_CHECKPOINT
+from v41c.interpreted import InterpretedSubject
+from v41c.ir.graph import Module
+from v41c.ir.text import parse_module
+from v41c.passes import select_kernels
+from v41c.runtime.artifact import load
+from v41c.runtime.session import Session
+from v41c.subject import Arithmetic, Notes
 
 VOCABULARY, COMPRESSED = 2048, 1766  # of the shipped tokenizer
 
 
-def random_config(seed: int) -> dict[str, Any]:
-    """A flat configuration that is consistent by construction."""
+def random_config(seed: int, most_layers: int = 6) -> dict[str, Any]:
+    """A flat configuration that is consistent by construction, of two layers or more."""
     r = Random(seed)
-    layers = r.randint(2, 6)
+    layers = r.randint(2, most_layers)
     ratios, sources, selectors = _plan(r, layers)
     heads = r.choice((1, 2, 3, 4, 8, 12))
     head_dim, dense = r.choice((32, 64, 96)), r.choice(("fp8", "fp8", "bf16"))
@@ -114,50 +124,73 @@ def _engram(r: Random, layers: int) -> dict[str, Any]:
     }
 
 
-def write_random_model(folder: Path, seed: int) -> None:
-    """A checkpoint folder of `random_config(seed)` with random weights."""
-    flat = random_config(seed)
+def write_random_model(folder: Path, seed: int, most_layers: int = 6) -> dict[str, Any]:
+    """A checkpoint folder of a random configuration with random weights; the configuration."""
+    flat = random_config(seed, most_layers)
     (folder / "config.json").write_text(json.dumps(flat))
     shutil.copyfile(TRAINED_CHECKPOINT / "tokenizer.json", folder / "tokenizer.json")
     write_weights(folder, parse_config(flat, f"random model {seed}"), seed, lambda done, total: None)
 
+    return flat
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an engine of a random model did against the eager model on random tokens."""
+    """How an engine of a random model did on random tokens.
+
+    `relative` and `median`: distance of its logits to the eager model's, of all together and of a token. `drafts`: the
+    largest distance of draft logits to the interpreter's, relative to their norm. `interpreted`: whether the graphs
+    that kernels are selected for give the eager model's logits to the last bit.
+    """
 
     relative: float
     median: float
+    drafts: float
+    interpreted: bool
     same_in_one_piece: bool
     finite: bool
 
 
-def run_random_model(folder: Path, seed: int, arithmetic: str, passes: str) -> Outcome:
-    """Compile, feed random tokens in random pieces over poisoned memory, compare with the eager model."""
-    import torch
-
-    from v41c.compile import CompileOptions, compile
-    from v41c.frontend.loading import load as load_model
-    from v41c.runtime.artifact import load
-    from v41c.runtime.session import Session
-
-    options = CompileOptions(arithmetic=arithmetic, max_context=128, passes=passes)  # type: ignore[arg-type]
+def run_random_model(folder: Path, seed: int, arithmetic: Arithmetic, passes: str) -> Outcome:
+    """Compile, feed random tokens in random pieces over poisoned memory, compare with interpreter and eager model."""
+    options = CompileOptions(arithmetic=arithmetic, max_context=128, passes=passes)
     compile(folder, folder / "engine", options)
     engine = load(folder / "engine")
     r = Random(seed)
     tokens = np.random.default_rng(seed).integers(5, VOCABULARY, r.randint(20, 70))
-    session = Session(engine, poison=True, drafting=bool(engine.programs("draft")))
-    pieces = [session.prefill_all(piece, mode="full", chunk=64) for piece in _pieces(tokens, r)]
-    found = np.concatenate(pieces)
+    drafting = bool(engine.programs("draft"))
+    session = Session(engine, poison=True, drafting=drafting)
+    found = np.concatenate([session.prefill_all(piece, mode="full", chunk=64) for piece in _pieces(tokens, r)])
     whole = Session(engine).prefill_all(tokens, mode="full", chunk=64)
-    if engine.programs("draft"):
-        session.draft(int(tokens[0]))
+    interpreter = InterpretedSubject(read_source(folder, no_weights=False), _last_graphs(engine.path), arithmetic)
+    interpreter.start(len(tokens) + 8)
+    interpreted = interpreter.feed(tokens, Notes())
     with torch.inference_mode():
         wanted = load_model(folder, arithmetic)(torch.from_numpy(tokens)).numpy()
+    drafts = 0.0
+    if drafting:
+        theirs = interpreter.draft(int(tokens[0]), Notes()).logits
+        drafts = _distance(session.draft(int(tokens[0])).logits, theirs)
     errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
-    total = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
-    same = bool(np.array_equal(found, whole))
-    return Outcome(total, float(np.median(errors)), same, bool(np.isfinite(found).all()))
+    return Outcome(
+        relative=_distance(found, wanted),
+        median=float(np.median(errors)),
+        drafts=drafts,
+        interpreted=np.array_equal(interpreted, wanted),
+        same_in_one_piece=np.array_equal(found, whole),
+        finite=bool(np.isfinite(found).all()),
+    )
+
+
+def _distance(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+def _last_graphs(engine: Path) -> Module:
+    """The graphs of an engine as they stood before kernels were selected."""
+    texts = sorted((engine / "graphs").iterdir())
+    (selected,) = (place for place, text in enumerate(texts) if text.stem.endswith(select_kernels.NAME))
+    return parse_module(texts[selected - 1].read_text())
 
 
 def _pieces(tokens: np.ndarray, r: Random) -> Iterator[np.ndarray]:
