@@ -93,8 +93,8 @@ def script(config: ModelConfig, seed: int) -> list[Step]:
 
 
 def _longest(config: ModelConfig) -> int:
-    """Tokens of the long prefill: more than window, candidate blocks and selections hold, within reason."""
-    held = [config.window_size]
+    """Tokens of the long prefill: more than windows, candidate blocks and selections hold, within reason."""
+    held = [2 * config.window_size]
     if config.index_source_layers:
         held.append(config.index_topk * max(config.compress_ratios))
     if config.candidate_source_layer >= 0:
