@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from v41c.errors import ArtifactError, ContextError
 from v41c.manifest import BufferEntry, Program
 from v41c.runtime.artifact import Engine
 from v41c.runtime.bounds import bind
+from v41c.runtime.device import Observation, Observe, Programs, require_fit
 from v41c.runtime.states import NUMPY, Array, States, aligned_bytes
 
 # A packed argument of a compiled function (TVMFFIAny): what it is, and an integer or an address.
@@ -22,23 +22,6 @@ _ARGUMENT = np.dtype([("type", np.int32), ("padding", np.uint32), ("value", np.i
 _INTEGER, _POINTER = 1, 4
 # One entry of the command list that v41c_run walks.
 _COMMAND = np.dtype([("function", np.uint64), ("arguments", np.uint64), ("count", np.int64)])
-
-
-@dataclass(frozen=True)
-class Observation:
-    """A result of one command, copied: `array` in the numpy type that holds `dtype` (bf16 as uint16 bits)."""
-
-    graph: str
-    command: int
-    op: str
-    origin: str
-    name: str
-    dtype: str
-    array: Array
-
-
-#: called with every result; an array that it returns takes the result's place for all later commands
-Observe = Callable[[Observation], Array | None]
 
 
 class Library:
@@ -112,27 +95,29 @@ class CpuDevice:
             self._library.set_threads(threads)
         size = max(program.arena_bytes for program in engine.manifest.programs)
         self._arena = aligned_bytes(size, "activations")
-        self._programs = {name: engine.programs(name) for name in {p.graph for p in engine.manifest.programs}}
+        self._programs = Programs(engine)
         self._prepared: dict[tuple[str, int], _Prepared] = {}
+        self._carried: dict[str, Array] = {}
 
     @property
-    def arena_bytes(self) -> int:
-        """Memory for the activations of a step, whatever the length of the prompt."""
-        return self._arena.nbytes
+    def memory_bytes(self) -> int:
+        """As `Device.memory_bytes`; weights are mapped from the engine's file."""
+        return self._states.size_bytes + self._arena.nbytes
 
-    def execute(self, graph: str, inputs: Mapping[str, Array], observe: Observe | None = None) -> dict[str, Array]:
-        """Run a graph on its inputs, by name; its outputs by name, as views that hold until the next call.
-
-        `inputs` holds `positions` [T], `rows` [R] where the graph wants it, and whatever else the graph declares, in
-        the declared dtypes (bf16 as uint16); more does no harm. The smallest program with room for T tokens runs.
-        States change in place. With `observe`, commands run one by one and every result is copied and shown as soon as
-        it is there, and may be replaced. ContextError for inputs that do not fit the graph.
-        """
+    def execute(
+        self,
+        graph: str,
+        inputs: Mapping[str, Array],
+        *,
+        read: Collection[str] | None = None,
+        observe: Observe | None = None,
+    ) -> dict[str, Array]:
+        """As `Device.execute`; outputs are views of the arena."""
         tokens, rows = len(inputs["positions"]), len(inputs.get("rows", ()))
-        prepared = self._prepare(self._smallest(graph, tokens, rows))
+        prepared = self._prepare(self._programs.smallest(graph, tokens, rows))
         prepared.bind(tokens, rows)
         for name, view in prepared.inputs.items():
-            array = inputs.get(name)
+            array = inputs.get(name, self._carried.get(name))
             if array is None:
                 raise ContextError(f"graph {graph}: input {name}: expected one, got {', '.join(inputs)}")
             _fill(graph, name, view, array)
@@ -140,24 +125,23 @@ class CpuDevice:
             self._run(prepared, 0, len(prepared.program.commands))
         else:
             self._run_observed(prepared, observe)
-        return dict(prepared.outputs)
+        if read is None:
+            return dict(prepared.outputs)
+        # the arena is one for all graphs: what the next one shall find must leave it
+        self._carried |= {name: view.copy() for name, view in prepared.outputs.items() if name not in read}
+        return {name: view for name, view in prepared.outputs.items() if name in read}
 
     def room(self, graph: str) -> tuple[int, int]:
-        """The most tokens and the most logit rows that one step of a graph takes; zeros for a graph it lacks."""
-        programs = self._programs.get(graph)
-        return (programs[-1].max_tokens, programs[-1].max_rows) if programs else (0, 0)
+        """As `Device.room`."""
+        return self._programs.room(graph)
 
-    def _smallest(self, graph: str, tokens: int, rows: int) -> Program:
-        programs = self._programs.get(graph, ())
-        if not programs:
-            raise ArtifactError(f"{self._engine.path}: expected a graph {graph}, found {', '.join(self._programs)}")
-        for program in programs:
-            if program.max_tokens >= tokens and program.max_rows >= rows:
-                return program
-        most = self.room(graph)
-        raise ContextError(
-            f"graph {graph}: expected a step of at most {most[0]} tokens and {most[1]} rows, got {tokens} and {rows}"
-        )
+    def clear(self, slot: int) -> None:
+        """As `Device.clear`."""
+        self._states.clear(slot)
+
+    def state(self, name: str) -> Array:
+        """As `Device.state`: the memory itself."""
+        return self._states.arrays[name]
 
     def _prepare(self, program: Program) -> _Prepared:
         key = (program.graph, program.max_tokens)
@@ -190,10 +174,7 @@ class CpuDevice:
 
 
 def _fill(graph: str, name: str, view: Array, array: Array) -> None:
-    if array.dtype != view.dtype or array.shape != view.shape:
-        raise ContextError(
-            f"graph {graph}: value {name}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}"
-        )
+    require_fit(graph, name, view, array)
     view[...] = array
 
 

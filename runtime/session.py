@@ -12,8 +12,9 @@ import numpy.typing as npt
 from v41c.errors import ContextError, UsageError
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine
-from v41c.runtime.cpu import CpuDevice, Observe
-from v41c.runtime.states import States
+from v41c.runtime.cpu import CpuDevice
+from v41c.runtime.device import Device, Observe
+from v41c.runtime.states import Array, States
 from v41c.runtime.steps import Floats, Ints, Plan, Run, Steps, last_rows
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
@@ -47,7 +48,7 @@ class Session:
     ) -> None:
         """Memory for `slots` sequences of up to `max_context` tokens (the engine's limit when None).
 
-        drafting: keep the draft head's context, so that `draft` can be called. observe: see `CpuDevice.execute`.
+        drafting: keep the draft head's context, so that `draft` can be called. observe: see `Device.execute`.
         threads: of every session of this engine, one per processor at first.
         poison: fill memory that no token has written with NaN. ContextError when the engine has no such room.
         """
@@ -63,8 +64,8 @@ class Session:
         engine.require_weights()
         self.engine = engine
         self.max_context = context
-        self._states = States.allocate(limits, slots, context, poison=poison)
-        self._device = CpuDevice(engine, self._states, threads=threads)
+        states = States.allocate(limits, slots, context, poison=poison)
+        self._device: Device = CpuDevice(engine, states, threads=threads)
         self._steps = Steps(engine, self._device, slots, drafting=drafting, observe=observe)
         self._drafting = drafting
         self._lengths: list[int | None] = [0] * slots
@@ -81,13 +82,13 @@ class Session:
 
     @property
     def memory_bytes(self) -> int:
-        """States and activations; weights are mapped from the engine's file."""
-        return self._states.size_bytes + self._device.arena_bytes
+        """States and activations; not the weights."""
+        return self._device.memory_bytes
 
     @property
-    def states(self) -> States:
-        """The states themselves, for comparisons."""
-        return self._states
+    def states(self) -> Mapping[str, Array]:
+        """The states by name, for comparisons."""
+        return {state.name: self._device.state(state.name) for state in self.engine.manifest.states}
 
     @property
     def default_mode(self) -> str:
@@ -103,7 +104,7 @@ class Session:
 
     def reset(self, slot: int = 0) -> None:
         """Forget a sequence."""
-        self._states.clear(self._slot(slot))
+        self._device.clear(self._slot(slot))
         self._steps.cuts[slot] = 0
         self._lengths[slot] = 0
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from v41c.runtime.artifact import Engine
-from v41c.runtime.cpu import CpuDevice, Observe
+from v41c.runtime.device import Device, Observe
 from v41c.runtime.states import Array
 
 Ints = npt.NDArray[np.int32]
@@ -56,7 +56,7 @@ class Steps:
     """
 
     def __init__(
-        self, engine: Engine, device: CpuDevice, slots: int, *, drafting: bool = False, observe: Observe | None = None
+        self, engine: Engine, device: Device, slots: int, *, drafting: bool = False, observe: Observe | None = None
     ) -> None:
         self.engine = engine
         self.cuts = [0] * slots
@@ -101,23 +101,22 @@ class Steps:
         inputs = _inputs(runs)
         if not self.split:
             return self._finish("model", runs, inputs, rows)
-        encoded = {name: array.copy() for name, array in self._encode(inputs).items()}
-        return self._finish("decoder", runs, {**inputs, **encoded}, rows)
+        self._encode(inputs, read=())
+        return self._finish("decoder", runs, inputs, rows)
 
     def draft(self, run: Run) -> dict[str, Array]:
         """Outputs of the draft head for a block of tokens of which the first is accepted: views as in `encode`."""
         return self._execute("draft", {**_inputs([run]), "first": self._first([run])})
 
-    def _encode(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _encode(self, inputs: Mapping[str, Array], read: Collection[str] | None = None) -> dict[str, Array]:
         # The encoder runs over every token, so no key of its window is ever missing.
-        return self._execute("encoder", {**inputs, "first": np.zeros_like(inputs["positions"])})
+        return self._execute("encoder", {**inputs, "first": np.zeros_like(inputs["positions"])}, read)
 
     def _finish(self, graph: str, runs: Sequence[Run], inputs: Mapping[str, Array], rows: Ints) -> Floats:
-        outputs = self._execute(graph, {**inputs, "first": self._first(runs), "rows": rows})
-        logits = outputs["logits"].copy()
+        outputs = self._execute(graph, {**inputs, "first": self._first(runs), "rows": rows}, ("logits",))
+        logits: Floats = outputs["logits"].copy()
         if self._drafting:
-            hidden = {name: array.copy() for name, array in outputs.items() if name != "logits"}
-            self._execute("draft_context", {**inputs, **hidden})
+            self._execute("draft_context", inputs, ())
         return logits
 
     def _first(self, runs: Sequence[Run]) -> Ints:
@@ -129,8 +128,10 @@ class Steps:
             tokens = min(tokens, self._device.room("draft_context")[0])
         return tokens, rows
 
-    def _execute(self, graph: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        outputs = self._device.execute(graph, inputs, self.observe)
+    def _execute(
+        self, graph: str, inputs: Mapping[str, Array], read: Collection[str] | None = None
+    ) -> dict[str, Array]:
+        outputs = self._device.execute(graph, inputs, read=read, observe=self.observe)
         self.evaluated[graph] += len(inputs["positions"])
         return outputs
 

@@ -41,8 +41,8 @@ def test_any_cut(checkpoint: Path, arithmetic: str, engine_of: EngineOf, chunks:
     wanted, whole = fed(engine, tokens, [len(tokens)])
     found, parts = fed(engine, tokens, chunks)
     np.testing.assert_array_equal(found, wanted)
-    for name, state in whole.states.arrays.items():
-        np.testing.assert_array_equal(parts.states.arrays[name].view(np.uint8), state.view(np.uint8), name)
+    for name, state in whole.states.items():
+        np.testing.assert_array_equal(parts.states[name].view(np.uint8), state.view(np.uint8), name)
 
 
 @pytest.mark.parametrize(("checkpoint", "arithmetic"), ENGINES)
@@ -55,8 +55,8 @@ def test_one_token_at_a_time_is_decoding(checkpoint: Path, arithmetic: str, engi
     for token in tokens:
         found = session.decode(int(token))
     np.testing.assert_array_equal(found, wanted)
-    for name, state in whole.states.arrays.items():
-        np.testing.assert_array_equal(session.states.arrays[name].view(np.uint8), state.view(np.uint8), name)
+    for name, state in whole.states.items():
+        np.testing.assert_array_equal(session.states[name].view(np.uint8), state.view(np.uint8), name)
 
 
 @pytest.mark.parametrize(("checkpoint", "arithmetic"), ENGINES)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from v41c.frontend.model import Model
     from v41c.manifest import Program
     from v41c.runtime.artifact import Engine
-    from v41c.runtime.cpu import Observation
+    from v41c.runtime.device import Observation
     from v41c.runtime.session import Session
 
 Array = npt.NDArray[Any]

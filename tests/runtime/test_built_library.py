@@ -103,7 +103,7 @@ def test_observing_a_built_kernel(device: CpuDevice) -> None:
     x = np.random.default_rng(5).standard_normal((3, K)).astype(np.float32)
     seen: list[np.ndarray] = []
     inputs = {"x": x, "positions": np.arange(3, dtype=np.int32)}
-    y = device.execute("model", inputs, lambda observation: seen.append(observation.array))["y"]
+    y = device.execute("model", inputs, observe=lambda observation: seen.append(observation.array))["y"]
     np.testing.assert_array_equal(seen[0], y)
 
 

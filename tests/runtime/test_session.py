@@ -26,7 +26,7 @@ from v41c.errors import ArtifactError, ContextError, UsageError
 from v41c.manifest import Manifest
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.cpu import Observation
+from v41c.runtime.device import Observation
 from v41c.runtime.session import Session
 
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, VOCABULARY, CONTEXT)]

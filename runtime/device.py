@@ -1,0 +1,98 @@
+"""What runs the graphs of an engine, whatever the hardware, and how its work may be watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from v41c.errors import ArtifactError, ContextError
+from v41c.manifest import Program
+from v41c.runtime.artifact import Engine
+from v41c.runtime.states import Array
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A result of one command, copied: `array` in the numpy type that holds `dtype` (bf16 as uint16 bits)."""
+
+    graph: str
+    command: int
+    op: str
+    origin: str
+    name: str
+    dtype: str
+    array: Array
+
+
+#: called with every result; an array that it returns takes the result's place for all later commands
+Observe = Callable[[Observation], Array | None]
+
+
+class Device(Protocol):
+    """Runs the graphs of one engine on the states of its sequences. Not for concurrent use."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """States and activations, whatever the length of the prompt; not the weights."""
+
+    def execute(
+        self,
+        graph: str,
+        inputs: Mapping[str, Array],
+        *,
+        read: Collection[str] | None = None,
+        observe: Observe | None = None,
+    ) -> dict[str, Array]:
+        """Run a graph on its inputs, by name; its outputs by name, as arrays that hold until the next call.
+
+        `inputs` holds `positions` [T], `rows` [R] where the graph wants it, and whatever else the graph declares, in
+        the declared dtypes (bf16 as uint16); more does no harm. Only outputs in `read` are given back, all of them when
+        it is None: the others stay where they are, and are the inputs of that name of the graphs that run next. The
+        smallest program with room for T tokens runs. States change in place. With `observe`, commands run one by one
+        and every result is copied and shown as soon as it is there, and may be replaced. ContextError for inputs that
+        do not fit the graph.
+        """
+
+    def room(self, graph: str) -> tuple[int, int]:
+        """The most tokens and the most logit rows that one step of a graph takes; zeros for a graph it lacks."""
+
+    def clear(self, slot: int) -> None:
+        """Forget a sequence."""
+
+    def state(self, name: str) -> Array:
+        """A state of all slots as it is now: the memory itself or a copy of it."""
+
+
+class Programs:
+    """The programs of an engine by graph, and which of them takes a step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._path = engine.path
+        self._programs = {name: engine.programs(name) for name in {p.graph for p in engine.manifest.programs}}
+
+    def room(self, graph: str) -> tuple[int, int]:
+        """As `Device.room`."""
+        programs = self._programs.get(graph)
+        return (programs[-1].max_tokens, programs[-1].max_rows) if programs else (0, 0)
+
+    def smallest(self, graph: str, tokens: int, rows: int) -> Program:
+        """The smallest program with room for a step; ContextError when there is none."""
+        programs = self._programs.get(graph, ())
+        if not programs:
+            raise ArtifactError(f"{self._path}: expected a graph {graph}, found {', '.join(self._programs)}")
+        for program in programs:
+            if program.max_tokens >= tokens and program.max_rows >= rows:
+                return program
+        most = self.room(graph)
+        raise ContextError(
+            f"graph {graph}: expected a step of at most {most[0]} tokens and {most[1]} rows, got {tokens} and {rows}"
+        )
+
+
+def require_fit(graph: str, name: str, view: Array, array: Array) -> None:
+    """ContextError for an array that is not what a graph declares."""
+    if array.dtype != view.dtype or array.shape != view.shape:
+        raise ContextError(
+            f"graph {graph}: value {name}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}"
+        )
