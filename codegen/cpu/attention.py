@@ -20,10 +20,12 @@ from v41c.codegen.cpu.numeric import (
 from v41c.codegen.cpu.sparse import Types, array, broadcast, registers, required, transpose_words
 from v41c.codegen.cpu.tir import (
     LANES,
+    Buffer,
     Expr,
     at,
     bf16,
     bits,
+    cast,
     const,
     fma,
     from_bits,
@@ -36,6 +38,7 @@ from v41c.codegen.cpu.tir import (
     parallel,
     put,
     store,
+    when,
 )
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.attention import BLOCK, Attention
@@ -44,6 +47,8 @@ from v41c.ir.types import DType, TensorType
 if TYPE_CHECKING:
     from v41c.targets.target import Target
 
+#: f32 rows: their buffer, index of the first, elements from one to the next
+Rows = tuple[Buffer, Expr, int]
 TASKS = 32  # tasks of a step of many tokens: enough to balance, few enough to keep scratch small
 PARALLEL_READ = 1 << 17  # elements of one token's rows that are worth dequantising in parallel
 
@@ -119,7 +124,8 @@ class Plan:
                     with loop(size) as entry:
                         entries.read(block * BLOCK + entry, base + self._rows + entry * self._stride)
                     with loop(share) as group:
-                        self._attend(body, first_group + group, base, group, base + self._rows, size)
+                        rows = (body.words, base + self._rows, self._stride)
+                        self._attend(body, first_group + group, base, group, rows, size)
                 with loop(share) as group:
                     self._finish(body, token.value, first_group + group, base, group, entries.count.value)
                 token.set(token.value + stride)
@@ -127,7 +133,8 @@ class Plan:
     def _one_token(self, body: Body, token: Expr) -> None:
         entries = self.entries(body, self._op, self._types, token, self._target)
         entries.choose(i64(self._chosen))
-        with parallel(entries.count.value, self._entries * self._width // 4) as entry:
+        work = self._entries * self._width // 4
+        with parallel(entries.count.value, work) as entry, entries.unless_direct(entry):
             entries.read(entry, self._rows + entry * self._stride)
         work = 2 * self._entries * self._width * LANES if self._groups > 1 else 0
         with parallel(self._groups, work) as group:
@@ -136,8 +143,20 @@ class Plan:
             self._begin(body, token, group, base, zero)
             with loop((entries.count.value + (BLOCK - 1)) // i64(BLOCK)) as block:
                 size = let(T.min(entries.count.value - block * BLOCK, i64(BLOCK)))
-                self._attend(body, group, base, zero, self._rows + block * (BLOCK * self._stride), size)
+                self._block(body, entries, block, size, (group, base, zero))
             self._finish(body, token, group, base, zero, entries.count.value)
+
+    def _block(self, body: Body, entries: Entries, block: Expr, size: Expr, task: tuple[Expr, Expr, Expr]) -> None:
+        """A block of the only token's entries: from the scratch, or from where they lie."""
+        copied = (body.words, self._rows + block * (BLOCK * self._stride), self._stride)
+        if entries.direct is None:
+            self._attend(body, *task, copied, size)
+            return
+        direct = let(cast(entries.is_direct(block * BLOCK), "int32"))
+        with when(direct == 0):
+            self._attend(body, *task, copied, size)
+        with when(direct == 1):
+            self._attend(body, *task, (entries.direct, entries.place_of(block * BLOCK), entries.stride), size)
 
     def _begin(self, body: Body, token: Expr, group: Expr, base: Expr, place: Expr) -> None:
         """Transpose the queries of a group, in the last one repeating the last head, and clear its state."""
@@ -156,10 +175,11 @@ class Plan:
         put(words, state, T.broadcast(T.float32(float("-inf")), LANES))
         put(words, state + LANES, const(0.0, LANES))
 
-    def _attend(self, body: Body, group: Expr, base: Expr, place: Expr, rows: Expr, size: Expr) -> None:
+    def _attend(self, body: Body, group: Expr, base: Expr, place: Expr, rows: Rows, size: Expr) -> None:
         """One block of entries for one group of heads."""
-        rows = let(rows)
-        self._score(body, base, place, rows, size)
+        source, first, stride = rows
+        first = let(first)
+        self._score(body, base, place, (source, first, stride), size)
         decay = array(LANES)
         self._softmax(body, base, place, size, decay)
         heads = let(T.min(i64(self._heads) - group * LANES, i64(LANES)))
@@ -167,24 +187,26 @@ class Plan:
         step = 4 * LANES if self._target.has_avx512 else LANES
         whole = self._width // step
         with loop(whole) as chunk:
-            self._add_values(body, base, rows + chunk * step, acc + chunk * step, heads, size, decay, step // LANES)
+            part = (source, first + chunk * step, stride)
+            self._add_values(body, base, part, acc + chunk * step, heads, size, decay, step // LANES)
         rest = self._width - whole * step
         if rest:
             done = whole * step
-            self._add_values(body, base, rows + done, acc + done, heads, size, decay, rest // LANES)
+            part = (source, first + done, stride)
+            self._add_values(body, base, part, acc + done, heads, size, decay, rest // LANES)
 
-    def _score(self, body: Body, base: Expr, place: Expr, rows: Expr, size: Expr) -> None:
+    def _score(self, body: Body, base: Expr, place: Expr, rows: Rows, size: Expr) -> None:
         """scale · q · k, [entry, head]; entries beyond `size` in the last step are computed and not used."""
-        words = body.words
+        words, (source, row, stride) = body.words, rows
         step = 16 if self._target.has_avx512 else 4
         q = let(base + self._q + place * (self._width * LANES))
         with loop((size + (step - 1)) // i64(step)) as part:
-            first = let(rows + part * (step * self._stride))
+            first = let(row + part * (step * stride))
             totals = registers(step)
             with loop(self._width) as d:
                 query = let(words[at(q + d * LANES, LANES)])
                 for entry, total in enumerate(totals):
-                    total.set(fma(broadcast(words, first + d + entry * self._stride), query, total.value))
+                    total.set(fma(broadcast(source, first + d + entry * stride), query, total.value))
             for entry, total in enumerate(totals):
                 put(words, base + (part * step + entry) * LANES, total.value * const(self._op.scale, LANES))
 
@@ -207,11 +229,11 @@ class Plan:
         put(words, state + LANES, fma(words[at(state + LANES, LANES)], factor, total.value))
 
     def _add_values(
-        self, body: Body, base: Expr, rows: Expr, acc: Expr, heads: Expr, size: Expr, decay: Expr, vectors: int
+        self, body: Body, base: Expr, rows: Rows, acc: Expr, heads: Expr, size: Expr, decay: Expr, vectors: int
     ) -> None:
         """acc = acc · decay + p · rows, four heads at a time, on `vectors` vectors of the head width."""
-        words = body.words
-        rows, acc, quad = let(rows), let(acc), 4
+        words, (source, begin, stride) = body.words, rows
+        begin, acc, quad = let(begin), let(acc), 4
         with loop((heads + (quad - 1)) // i64(quad)) as part:
             first = let(acc + part * (quad * self._stride))
             totals = []
@@ -221,8 +243,8 @@ class Plan:
                     totals.append(local(words[at(first + (head * self._stride + i * LANES), LANES)] * factor))
             p = let(base + part * quad)
             with loop(size) as entry:
-                row = let(rows + entry * self._stride)
-                values = [let(words[at(row + i * LANES, LANES)]) for i in range(vectors)]
+                row = let(begin + entry * stride)
+                values = [let(source[at(row + i * LANES, LANES)]) for i in range(vectors)]
                 for head in range(quad):
                     weight = let(broadcast(words, p + entry * LANES + head))
                     for i, value in enumerate(values):

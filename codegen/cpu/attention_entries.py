@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
@@ -13,7 +14,7 @@ from v41c.codegen.cpu.sparse import Types, decode_e2m1_lanes, integers, prefetch
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr, at, cast, i64, let, load, local, loop, put, when
 from v41c.ir import formats
 from v41c.ir.ops.attention import Attention
-from v41c.ir.types import DType, TensorType
+from v41c.ir.types import DType
 
 if TYPE_CHECKING:
     from v41c.targets.target import Target
@@ -24,6 +25,10 @@ AHEAD = 8  # entries between the prefetch of a selected row and its use: they li
 
 class Entries:
     """Entries of one token; `choose` must come before `count` and `read`."""
+
+    #: f32 memory in which some of the entries lie, `stride` elements apart, and need no copy
+    direct: Buffer = None
+    stride = 0
 
     def __init__(self, body: Body, op: Attention, types: Types, token: Expr, target: Target) -> None:
         q, window = required(types, 0, 3)
@@ -69,17 +74,21 @@ class Entries:
         kept = local(T.int64(0))
         with loop(width) as i:
             row = let(selection[self._token * width + i])
-            put(self._body.integers, self._chosen + kept.value, self._row_of(row, i))
+            put(self._body.integers, self._chosen + kept.value, row)
             kept.set(kept.value + cast(row >= 0, "int64"))
         self.count.set(self._window + kept.value)
 
-    def _row_of(self, row: Expr, place: Expr) -> Expr:
-        """Where, after the first, the row lies that is chosen at a place of the selection."""
-        return row
+    def unless_direct(self, entry: Expr) -> AbstractContextManager[None]:
+        """Whether an entry must be read into the scratch."""
+        return nullcontext()
 
-    def _first_selected(self, kind: TensorType) -> Expr:
-        """The first of the rows that a token may choose."""
-        return self._slot * self._body.size(kind.shape[1])
+    def is_direct(self, entry: Expr) -> Expr:
+        """Whether the block that an entry is in lies in `direct` as a whole."""
+        raise NotImplementedError
+
+    def place_of(self, entry: Expr) -> Expr:
+        """Index of an entry's row in `direct`."""
+        raise NotImplementedError
 
     def read(self, entry: Expr, target: Expr) -> None:
         """Write an entry as f32 to an index of the scratch."""
@@ -91,12 +100,16 @@ class Entries:
         with when(T.And(entry >= self._ring, entry < self._window)):
             self._copy(self._body.operands[1], (self._first_row + entry - self._ring) * self._width, target)
         if compressed is not None:
-            (kind,) = required(self._types, 8)
             with when(entry >= self._window):
-                first = let(self._first_selected(kind))
-                ahead = self._chosen_row(T.min(entry + AHEAD, self.count.value - 1))
-                prefetch(compressed, (first + ahead) * int(kind.shape[2]), int(kind.shape[2]))
-                self._read_row(compressed, let(first + self._chosen_row(entry)), "fp4_e4m3_16", 8, target)
+                self._read_selected(entry, target)
+
+    def _read_selected(self, entry: Expr, target: Expr) -> None:
+        """Write an entry behind the window's as f32 to an index of the scratch."""
+        compressed, (kind,) = self._body.operands[8], required(self._types, 8)
+        first = let(self._slot * self._body.size(kind.shape[1]))
+        ahead = self._chosen_row(T.min(entry + AHEAD, self.count.value - 1))
+        prefetch(compressed, (first + ahead) * int(kind.shape[2]), int(kind.shape[2]))
+        self._read_row(compressed, let(first + self._chosen_row(entry)), "fp4_e4m3_16", 8, target)
 
     def _chosen_row(self, entry: Expr) -> Expr:
         return cast(self._body.integers[self._chosen + entry - self._window], "int64")
