@@ -110,24 +110,34 @@ class Source:
 Progress = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What compilations share that differ in their passes only: the trace (one or none), kernels and object files."""
+
+    traces: list[Module] = field(default_factory=list)
+    kernels: dict[str, CpuKernel] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+
 def compile(
     checkpoint: str | Path,
     engine: str | Path,
     options: CompileOptions | None = None,
     progress: Progress = lambda text: None,
+    kept: Kept | None = None,
 ) -> CompileReport:
     """Compile a checkpoint folder, or a configuration without weights, into an engine folder.
 
     The folder appears complete or not at all, and equal inputs give equal bytes. Raises ConfigError, CheckpointError,
     TokenizerError, UnsupportedError, UsageError or ArtifactError; with `verify`, MovedError when a pass moves numbers
-    that it must not move.
+    that it must not move. `kept` is filled by the first of several compilations and spares the others their work.
     """
     from v41c.codegen.artifact import new_folder
     from v41c.passes import quantize
     from v41c.passes.pipeline import choose_passes
     from v41c.targets.target import find_target
 
-    options = options or CompileOptions()
+    options, kept = options or CompileOptions(), kept or Kept()
     target = find_target(options.target)
     chosen = choose_passes(options.passes)
     clock = _Clock()
@@ -143,11 +153,12 @@ def compile(
     clock.lap("read")
     with new_folder(Path(engine)) as folder:
         progress("tracing the eager model")
-        module = trace_source(source)
+        if not kept.traces:
+            kept.traces.append(trace_source(source))
         clock.lap("trace")
-        kernels: dict[str, CpuKernel] = {}
+        kernels = kept.kernels
         context = pass_context(source.config, options, target, kernels)
-        stages = run_passes(module, context, chosen, folder / "graphs", options.dump_ir, progress)
+        stages = run_passes(kept.traces[0], context, chosen, folder / "graphs", options.dump_ir, progress)
         clock.lap("passes")
         verification = None
         if options.verify:
@@ -156,7 +167,7 @@ def compile(
         writer, programs = _lower(stages[-1].module, kernels, chosen)
         used = [kernels[symbol] for symbol in sorted({c.kernel for p in programs for c in p.commands})]
         progress(f"compiling {len(used)} kernels")
-        _build(used, target, folder)
+        _build(used, target, folder, kept)
         clock.lap("kernels")
         manifest = _write(folder, source, options, target, writer, programs, stages, context.bounds, progress)
         clock.lap("weights")
@@ -312,12 +323,12 @@ def _lower(
     return writer, writer.programs(module)
 
 
-def _build(kernels: list[CpuKernel], target: Target, folder: Path) -> None:
+def _build(kernels: list[CpuKernel], target: Target, folder: Path, kept: Kept) -> None:
     from v41c.codegen.cpu.build import build_library
 
     library = folder / KERNELS_FILE
     library.parent.mkdir()
-    build_library(kernels, target, library)
+    build_library(kernels, target, library, kept.objects)
 
 
 def _write(

@@ -13,13 +13,15 @@ import numpy as np
 from torch import Tensor
 
 from v41c.arena import interpret_in_arena, is_planned, overlaps
-from v41c.compile import Source
+from v41c.compile import Source, quantized_source
 from v41c.difference import LogitsRow, logits_row
 from v41c.errors import UsageError
 from v41c.interpreted import cached
 from v41c.ir.interpret import interpret
 from v41c.ir.text import print_module
+from v41c.ir.types import DType
 from v41c.layers import layer_of
+from v41c.passes import quantize
 from v41c.passes.context import Numbers
 from v41c.passes.pipeline import TRACE, Stage, numbers_of
 from v41c.playback import Playback, Seen, Step, script
@@ -138,7 +140,7 @@ def require_interpretable(source: Source, path: Path) -> None:
 
 def verify_stages(stages: Sequence[Stage], source: Source, progress: Progress = lambda text: None) -> VerifyReport:
     """Interpret every stage on the same random steps and compare it with the stage before."""
-    with _with_weights(source) as full:
+    with _with_weights(source, any(stage.name == quantize.NAME for stage in stages)) as full:
         steps = script(full.config, SEED)
         weight = _reader(full)
         before: list[list[Seen]] = []
@@ -169,16 +171,23 @@ def _playback(source: Source, module: Module, weight: Callable[[Value], Tensor])
 
 
 def _reader(source: Source) -> Callable[[Value], Tensor]:
+    """Weights as graphs type them; what a pass quantises is read as it is stored for the graphs before that pass."""
+    from v41c.frontend.quantized_checkpoint import QuantizedCheckpoint
     from v41c.frontend.weights import tensor_reader
 
-    if source.checkpoint is None:
+    checkpoint = source.checkpoint
+    if checkpoint is None:
         raise ValueError("source: expected weights, got a configuration alone")
-    return cached(tensor_reader(source.checkpoint, source.compressed_ids))
+    read = tensor_reader(checkpoint, source.compressed_ids)
+    if not isinstance(checkpoint, QuantizedCheckpoint):
+        return cached(read)
+    stored = tensor_reader(checkpoint.original, source.compressed_ids)
+    return cached(lambda value: (stored if value.type.dtype == DType.BF16 else read)(value))
 
 
 @contextmanager
-def _with_weights(source: Source) -> Iterator[Source]:
-    """The source, or one with random weights of the release's formats where it has none."""
+def _with_weights(source: Source, quantizes: bool) -> Iterator[Source]:
+    """The source, or one with random weights in the formats of its configuration where it has none."""
     if source.checkpoint is not None:
         yield source
         return
@@ -190,7 +199,8 @@ def _with_weights(source: Source) -> Iterator[Source]:
         write_weights(Path(folder), config, SEED, lambda done, total: None)
         most = max(1, config.engram_compressed_vocab_size)
         ids = np.random.default_rng(SEED).integers(0, most, config.vocab_size).astype(np.int32)
-        yield Source(config, source.formats, Checkpoint(Path(folder)), None, ids if config.has_engram else None)
+        made = Source(config, source.formats, Checkpoint(Path(folder)), None, ids if config.has_engram else None)
+        yield quantized_source(made) if quantizes else made
 
 
 def _verdict(

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -23,29 +23,44 @@ _RUNTIME = Path(__file__).with_name("runtime.c")
 _EXPORTS = "{ global: __tvm_ffi_*; v41c_*; local: *; };\n"
 
 
-def build_library(kernels: Sequence[CpuKernel], target: Target, path: Path) -> None:
+def build_library(
+    kernels: Sequence[CpuKernel], target: Target, path: Path, objects: MutableMapping[str, bytes] | None = None
+) -> None:
     """Write the kernels as a shared library; equal kernels and tools give equal bytes.
+
+    `objects` are object files by symbol, for libraries of one target that have kernels in common: those in it are not
+    compiled again, and it gets the others.
 
     Kernel `k` is exported as `__tvm_ffi_<k.symbol>`, beside `v41c_run`, `v41c_set_threads` and `v41c_last_error`.
     Kernels of one symbol must be the same kernel and are built once.
     """
     unique = {kernel.symbol: kernel for kernel in kernels}
     compiler = _compiler()
+    made = {} if objects is None else objects
+
+    def compile_once(path: Path) -> None:
+        if path.stem in made:
+            path.write_bytes(made[path.stem])
+            return
+        compile_object(unique[path.stem], target, path)
+        if objects is not None:
+            objects[path.stem] = path.read_bytes()
+
     with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
-        objects = [Path(folder, f"{symbol}.o") for symbol in sorted(unique)]
+        files = [Path(folder, f"{symbol}.o") for symbol in sorted(unique)]
         with ThreadPoolExecutor(_processors()) as pool:
             runtime = pool.submit(_runtime_object, compiler, target.mcpu)
             try:
-                list(pool.map(lambda out: compile_object(unique[out.stem], target, out), objects))
+                list(pool.map(compile_once, files))
             except BaseException:  # an interruption waits for the kernels at work, not for those in the queue
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-            objects.append(Path(folder, "runtime.o"))
-            objects[-1].write_bytes(runtime.result())
+            files.append(Path(folder, "runtime.o"))
+            files[-1].write_bytes(runtime.result())
         exports = Path(folder, "exports.map")
         exports.write_text(_EXPORTS)
         listing = Path(folder, "objects.txt")
-        listing.write_text("".join(f'"{file.name}"\n' for file in objects))
+        listing.write_text("".join(f'"{file.name}"\n' for file in files))
         command = [compiler, "-shared", "-pthread", "-s", "-Wl,--build-id=none", "-Wl,--gc-sections", "-Wl,--as-needed"]
         _run([*command, f"-Wl,--version-script={exports.name}", f"@{listing.name}", "-o", str(path.resolve())], folder)
 
