@@ -97,9 +97,10 @@ def reference(op: Op, operands: Operands) -> tuple[Tensor, ...]:
 
 
 def rows_of(op: Op, operands: Operands, rows: slice | Sequence[int]) -> Operands:
-    """Operands with some of the tokens only; states and weights whole."""
+    """Operands with some of the tokens only; states, weights, and what rows are gathered from, whole."""
+    whole = _WEIGHTS | set(_STATES) | ({"x"} if op.name() == "gather_rows" else set())
     return tuple(
-        operand if operand is None or declared.name in _WEIGHTS or declared.name in _STATES else operand[rows]
+        operand if operand is None or declared.name in whole else operand[rows]
         for declared, operand in zip(op.operands(), operands, strict=True)
     )
 
