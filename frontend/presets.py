@@ -115,6 +115,8 @@ _SMALL: dict[str, Any] = {
     "dspark_n_activated_experts": 2,
 }
 
+_BF16 = {"dtype": "bf16", "expert_dtype": "bf16"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
@@ -130,6 +132,7 @@ PRESETS = {
     for preset in (
         Preset("tiny", "8 layers of width 64, every feature on: tests and first steps", _TINY),
         Preset("small", "8 layers of width 1024, about 190 M parameters: benchmarks", _SMALL),
+        Preset("small-bf16", "the same, every weight stored as bf16: quantising", _SMALL | _BF16),
         Preset(
             "release-config-only", "the release's configuration without weights: tracing, compiling, accounting", None
         ),

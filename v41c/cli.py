@@ -192,7 +192,7 @@ def cli() -> None:
 
 @cli.command(short_help="Write a random checkpoint in release format.")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--preset", default="tiny", show_default=True, help="tiny, small or release-config-only.")
+@click.option("--preset", default="tiny", show_default=True, help="tiny, small, small-bf16 or release-config-only.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
 @_json
 def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
@@ -202,6 +202,7 @@ def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
     Presets:
       tiny                 8 layers of width 64 with every feature: tests, first steps
       small                8 layers of width 1024, about 190 M parameters: benchmarks
+      small-bf16           the same with every weight stored as bf16: compile it with --passes +quantize
       release-config-only  the release's configuration, no weights: compile it with --no-weights
     """
     from v41c.init import init
@@ -222,7 +223,9 @@ def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
     show_default=True,
     help="exact: f32 everywhere and no quantisation of activations and caches, for checking.",
 )
-@click.option("--passes", default="all", show_default=True, help="Passes to run (a,b), or to leave out (-a,-b).")
+@click.option(
+    "--passes", default="all", show_default=True, help="Passes to run (a,b), or to add and leave out (+a,-b)."
+)
 @click.option("--max-context", type=click.IntRange(min=1), help="Tokens a sequence may have.  [default: 4096]")
 @click.option("--dump-ir", type=click.Path(path_type=Path), help="Also write the graphs after each pass here.")
 @click.option("--no-weights", is_flag=True, help="CHECKPOINT is a config.json: make everything but the weights.")
@@ -250,6 +253,7 @@ def compile(
     Examples:
       v41c compile m -o e
       v41c compile m -o e --passes -plan-memory --dump-ir stages
+      v41c compile m -o e --passes +quantize
       v41c compile m -o e --arithmetic exact --max-context 512
       v41c compile config.json -o e --no-weights
       v41c compile m -o e --verify
@@ -471,23 +475,52 @@ def report(model: Path, context: int | None, as_json: bool) -> None:
 @cli.command(short_help="Time an engine, PyTorch beside it, and the machine.")
 @_engine
 @click.option("--against", callback=_baselines, help="eager, compile or eager,compile.")
+@click.option("--ablate", is_flag=True, help="Leave out each pass in turn; ENGINE may be a checkpoint.")
+@click.option("--context", type=click.IntRange(min=1), help="With --ablate: decode behind so many tokens.")
+@click.option("--plot", type=click.Path(path_type=Path), help="With --ablate: also draw it to this .png or .svg.")
 @_checkpoint
 @_json
-def bench(engine: Path, against: tuple[str, ...], checkpoint: Path | None, as_json: bool) -> None:
+def bench(
+    engine: Path,
+    against: tuple[str, ...],
+    ablate: bool,
+    context: int | None,
+    plot: Path | None,
+    checkpoint: Path | None,
+    as_json: bool,
+) -> None:
     """Time ENGINE, and PyTorch beside it, and compare both with what the machine can do.
 
     One process, medians of several runs: prefill of 512 and 2048 tokens, decode at context 2048. eager is the reference
-    model in PyTorch, compile is torch.compile of it (that takes minutes).
+    model in PyTorch, compile is torch.compile of it (that takes minutes). --ablate compiles the engine anew without
+    each of its optional passes and says which of them pay.
 
     \b
     Examples:
       v41c bench e
       v41c bench e --against eager,compile --checkpoint m --json
+      v41c bench m --ablate --plot passes.svg
     """
+    if ablate and against:
+        raise click.UsageError("expected one of --ablate and --against, got both.")
+    if not ablate and (context is not None or plot is not None):
+        raise click.UsageError("expected --context and --plot with --ablate only.")
+    if ablate:
+        _ablate(engine, checkpoint, context, plot, as_json)
+        return
     from v41c.bench import bench
 
     with progress() as show:
         report = bench(engine, against, checkpoint, progress=show)
+    _emit(report, as_json)
+
+
+def _ablate(path: Path, checkpoint: Path | None, context: int | None, plot: Path | None, as_json: bool) -> None:
+    from v41c.ablate import AblateOptions, ablate
+
+    options = AblateOptions() if context is None else AblateOptions(context=context)
+    with progress() as show:
+        report = ablate(path, checkpoint, options, plot, show)
     _emit(report, as_json)
 
 

@@ -20,6 +20,7 @@ from v41c.manifest import (
     Program,
     WeightEntry,
 )
+from v41c.quantization import QuantizedWeight, measured, write_quantization
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +75,7 @@ class CompileReport:
     kernels: int
     weight_bytes: int
     arena_bytes: dict[str, int] = field(default_factory=dict)
+    quantization: list[QuantizedWeight] = field(default_factory=list)
     verification: VerifyReport | None = None
 
 
@@ -181,6 +183,7 @@ def compile(
         kernels=len(used),
         weight_bytes=sum(weight.size_bytes for weight in manifest.weights),
         arena_bytes={f"{program.graph}:{program.max_tokens}": program.arena_bytes for program in programs},
+        quantization=measured(source),
         verification=verification,
     )
 
@@ -293,7 +296,7 @@ def pass_context(
 
     bounds = {"S": options.slots, **capacities(dims, limit)}
     quantized = quantized_types(config) if quantize.NAME in choose_passes(options.passes) else {}
-    return PassContext(options.arithmetic, select, VARIANTS, bounds, quantized)
+    return PassContext(options.arithmetic, select, VARIANTS, bounds, quantized, target)
 
 
 def run_passes(
@@ -354,7 +357,8 @@ def _write(
     if source.checkpoint is not None:
         read = piece_reader(source.checkpoint, source.compressed_ids)
         path = folder / WEIGHTS_FILE
-        weights = write_weights(path, writer.weights, read, pack, progress)
+        weights = write_weights(path, writer, read, pack, progress)
+        write_quantization(folder, measured(source))
         if source.tokenizer is not None:
             shutil.copyfile(source.checkpoint.path / TOKENIZER_FILE, folder / TOKENIZER_FILE)
     module, config = stages[-1].module, source.config

@@ -28,6 +28,7 @@ from v41c.operations import (
     step_dims,
     wanted_graph,
 )
+from v41c.quantization import QuantizedWeight, read_quantization
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.bounds import extent_bytes
 from v41c.runtime.states import bytes_per_token
@@ -80,7 +81,8 @@ class InspectReport:
     """Everything the manifest and the graphs say, summed up.
 
     `passes` is the ledger: costs of one decoded token after each pass. `layers` has what the layers cost, `outside` the
-    rest of each graph. `operations` lists those of one layer, when one is asked for.
+    rest of each graph. `operations` lists those of one layer, when one is asked for. `quantization` has the weights
+    that the pass `quantize` made, and how near they stayed.
     """
 
     engine: str
@@ -108,6 +110,7 @@ class InspectReport:
     programs: list[ProgramSummary]
     states: list[StateSummary]
     operations: list[Operation]
+    quantization: list[QuantizedWeight]
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -166,6 +169,7 @@ def engine_report(
         programs=[_program(program, layer) for program in programs if layer is None or _commands(program, layer)],
         states=states,
         operations=[] if layer is None else list(_operations(stages, graph, layer)),
+        quantization=[weight for weight in read_quantization(engine) if layer in (None, layer_of(weight.name))],
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from v41c.ledger import passes_table
+from v41c.quantization import quantization_text
 from v41c.terminal import bytes_text, flops_text, table
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def _lines(report: InspectReport) -> Iterator[str]:
         yield ""
         yield f"operations of {report.layer}"
         yield _operations(report)
+    if report.quantization:
+        yield ""
+        yield quantization_text(report.quantization)
     yield ""
     yield "programs"
     yield table(

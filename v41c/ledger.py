@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from v41c.manifest import PassEntry
+from v41c.quantization import quantization_text
 from v41c.terminal import bytes_text, flops_text, table
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def passes_table(
 def compile_summary(report: CompileReport) -> str:
     """What a compilation did."""
     seconds = ", ".join(f"{name} {took:.1f}" for name, took in report.seconds.items())
+    quantized = ["", quantization_text(report.quantization)] if report.quantization else []
     verified = [] if report.verification is None else ["", report.verification.summary()]
     return "\n".join(
         [
@@ -53,6 +55,7 @@ def compile_summary(report: CompileReport) -> str:
             f"contents    {report.kernels} kernels, {bytes_text(report.weight_bytes)} of weights, at most "
             f"{bytes_text(max(report.arena_bytes.values()))} of activations",
             f"took        {sum(report.seconds.values()):.1f} s ({seconds})",
+            *quantized,
             *verified,
         ]
     )

@@ -2,9 +2,11 @@
 
 manifest.json        this schema
 graphs/NN_<pass>.ir  text of every graph after each pass
-kernels/kernels.so   compiled kernels
+kernels/kernels.so   compiled kernels of a CPU engine
+kernels/*.cubin      compiled kernels of a CUDA engine
 weights.bin          weights as the kernels want them, each at a 64-byte aligned offset
 tokenizer.json       when the checkpoint has one
+quantization.json    when weights were quantised: how near each of them stayed
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ MANIFEST_FILE = "manifest.json"
 KERNELS_FILE = "kernels/kernels.so"
 WEIGHTS_FILE = "weights.bin"
 TOKENIZER_FILE = "tokenizer.json"
+QUANTIZATION_FILE = "quantization.json"
 #: offsets of weights and of arena values are multiples of this many bytes
 ALIGNMENT_BYTES = 64
 #: storage of an element in bytes, by IR dtype name; packed formats are u8
@@ -35,12 +38,16 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class WeightEntry(msgspec.Struct, frozen=True):
-    """A packed weight: where it lies in weights.bin and what it was made of."""
+    """A packed weight: where it lies in weights.bin and what it was made of.
+
+    `read_by_rows`: a step reads a few of its rows, so that it need not be in the memory that kernels are fast with.
+    """
 
     name: str
     layout: str
     offset: int
     size_bytes: int
+    read_by_rows: bool = False
 
 
 class StateEntry(msgspec.Struct, frozen=True):
@@ -64,10 +71,11 @@ class Argument(msgspec.Struct, frozen=True):
     """One kernel argument.
 
     kind "arena": `index` is a byte offset; "weight": an index into `Manifest.weights`; "state": an index into
-    `Manifest.states`; "dim": an index into `Manifest.dims`, passed as a 64-bit integer.
+    `Manifest.states`; "counters": a byte offset into memory that is zero between kernels; "dim": an index into
+    `Manifest.dims`, passed as an integer.
     """
 
-    kind: Literal["arena", "weight", "state", "dim"]
+    kind: Literal["arena", "weight", "state", "counters", "dim"]
     index: int
 
 
@@ -95,6 +103,48 @@ class Program(msgspec.Struct, frozen=True):
     inputs: list[int]
     outputs: list[int]
     commands: list[Command]
+
+
+class CubinEntry(msgspec.Struct, frozen=True):
+    """A compiled CUDA function: where it is, what a launch needs, what it was made from and of.
+
+    `parameters` are names and Triton types of what is passed at run time, `constants` what was settled before.
+    `instructions` counts machine instructions of note.
+    """
+
+    file: str
+    module: str
+    function: str
+    parameters: list[tuple[str, str]]
+    constants: dict[str, int | float | bool | str | None]
+    warps: int
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    instructions: dict[str, int]
+
+
+class LaunchParameter(msgspec.Struct, frozen=True):
+    """A runtime parameter: the number of one of the command's arguments, moved by `offset` bytes."""
+
+    argument: int
+    offset: int = 0
+
+
+class GridAxis(msgspec.Struct, frozen=True):
+    """Blocks along an axis: count · ceil(dim / tile), with an index into `Manifest.dims`, or `count` alone."""
+
+    count: int
+    dim: int | None
+    tile: int
+
+
+class LaunchEntry(msgspec.Struct, frozen=True):
+    """One launch of a kernel: a key of `Manifest.cubins`, its parameters in order, three axes of blocks."""
+
+    cubin: str
+    parameters: list[LaunchParameter]
+    grid: list[GridAxis]
 
 
 class PassEntry(msgspec.Struct, frozen=True):
@@ -136,6 +186,10 @@ class Manifest(msgspec.Struct, frozen=True):
     bos_token: int | None
     draft_block: int
     draft_noise_token: int | None = None
+    cuda_capability: int | None = None
+    counter_bytes: int = 0
+    cubins: dict[str, CubinEntry] = {}
+    launches: dict[str, list[LaunchEntry]] = {}
 
 
 def capacities(dims: Iterable[str], max_context: int) -> dict[str, int]:
