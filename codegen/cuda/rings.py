@@ -21,4 +21,4 @@ def is_newest(
     ahead = t + LENGTH < T
     later_position = tl.load(positions + t + LENGTH, mask=ahead, other=0)
     later_slot = tl.load(slots + t + LENGTH, mask=ahead, other=0)
-    return (ahead & (later_slot == slot) & (later_position == position + LENGTH)) == 0
+    return (t + LENGTH >= T) | (later_slot != slot) | (later_position != position + LENGTH)

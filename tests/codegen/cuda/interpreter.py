@@ -1,9 +1,10 @@
 """Triton's interpreter, made to round as a GPU does.
 
 As it comes, it truncates f32 to bf16, rounds f32 to e4m3 wrongly and without saturation, adds the bits of bf16 values,
-and multiplies bf16 matrices as integers. `install` replaces these four by what the hardware computes: round to nearest
-even with saturation (PTX `cvt.rn.satfinite`), bf16 arithmetic in f32 rounded once, and products of matrices summed in
-f64 and rounded to f32. Nested calls of Triton functions are prepared once a launch instead of at every call.
+multiplies bf16 matrices as integers, and spreads conditions over blocks as 32-bit integers, which no mask may be.
+`install` replaces these by what the hardware computes: round to nearest even with saturation (PTX `cvt.rn.satfinite`),
+bf16 arithmetic in f32 rounded once, products of matrices summed in f64 and rounded to f32, and conditions. Nested
+calls of Triton functions are prepared once a launch instead of at every call.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def install() -> None:
         if hasattr(builder, f"create_{name}"):
             setattr(builder, f"create_{name}", _in_f32(getattr(builder, f"create_{name}")))
     builder.create_dot = _dot
+    builder.create_splat = _splat
     _prepare_nested_calls_once()
 
 
@@ -77,6 +79,11 @@ def _widened(handle: Any) -> Any:
 def _dot(self: Any, left: Any, right: Any, start: Any, precision: Any, imprecise: Any) -> Any:
     total = np.matmul(_in_f64(left), _in_f64(right)) + start.data
     return interpreter.TensorHandle(total.astype(start.data.dtype), start.dtype.scalar)
+
+
+def _splat(self: Any, kind: Any, scalar: Any) -> Any:
+    value = np.asarray(scalar.data).reshape(-1)[0]
+    return interpreter.TensorHandle(np.full(kind.shape, value), scalar.dtype.scalar)
 
 
 def _in_f64(handle: Any) -> Any:
