@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from v41c.codegen.kernel import CpuKernel
+from v41c.codegen.kernel import Kernel
 from v41c.errors import ArtifactError
 from v41c.ir.graph import Graph, Module, Node, Value
 from v41c.manifest import (
@@ -108,9 +108,11 @@ def _take_place(folder: Path, destination: Path) -> None:
 class ProgramWriter:
     """Lowers planned graphs to programs, sharing weights and states over all of them."""
 
-    def __init__(self, kernels: Mapping[str, CpuKernel]) -> None:
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
         self.kernels = kernels
         self.weights: dict[tuple[str, str], Value] = {}
+        #: weights that some operation reads as a whole
+        self.whole: set[tuple[str, str]] = set()
         self.states: dict[str, Value] = {}
         self.dims: list[str] = ["T", "R", "S"]
 
@@ -158,19 +160,26 @@ class _Lowering:
         return -(-max(ends) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def command(self, node: Node) -> Command:
-        """The kernel call of a node: present operands, results that are not states, workspace, dimensions."""
+        """The kernel call of a node: operands that are there, results, workspace, counters, dimensions."""
         if node.kernel is None:
             raise ArtifactError(f"{node.op.name()} of {node.origin.module}: expected a selected kernel")
         kernel = self.writer.kernels[node.kernel.symbol]
-        arguments = [
-            self._argument(value, kernel.layouts.get(index, PLAIN))
-            for index, value in enumerate(node.operands)
-            if value is not None
-        ]
+        bound = tuple(None if value is None else value.type.bind(self.graph.bounds) for value in node.operands)
+        by_rows = node.op.touched(*bound)
+        arguments = []
+        for index, (declared, value) in enumerate(zip(node.op.operands(), node.operands, strict=True)):
+            if value is None:
+                continue
+            layout = kernel.layouts.get(index, PLAIN)
+            if value in self.weights and declared.name not in by_rows:
+                self.writer.whole.add((value.name, layout))
+            arguments.append(self._argument(value, layout))
         results = node.results[len(node.op.states) :]
         arguments += [self._argument(result, "") for result in results]
         if node.kernel.workspace_bytes:
             arguments.append(Argument("arena", node.kernel.workspace_offset or 0))
+        if kernel.counter_bytes:
+            arguments.append(Argument("counters", 0))
         arguments += [Argument("dim", self.writer.dims.index(dim)) for dim in kernel.dims]
         return Command(
             kernel=node.kernel.symbol,
@@ -201,7 +210,7 @@ def state_entries(states: Mapping[str, Value]) -> list[StateEntry]:
 
 def write_weights(
     path: Path,
-    weights: Mapping[tuple[str, str], Value],
+    writer: ProgramWriter,
     read: ReadPieces,
     pack: Pack,
     progress: Callable[[str], None],
@@ -210,6 +219,7 @@ def write_weights(
 
     `read` gives a weight as consecutive parts of its leading axis.
     """
+    weights = writer.weights
     entries: list[WeightEntry] = []
     offset = 0
     with path.open("wb") as file:
@@ -226,7 +236,7 @@ def write_weights(
                 _write_array(file, piece)
                 size += piece.nbytes
                 progress(f"packing weight {number + 1} of {len(weights)}, {(offset + size) / 1e9:.1f} GB")
-            entries.append(WeightEntry(name, layout, offset, size))
+            entries.append(WeightEntry(name, layout, offset, size, (name, layout) not in writer.whole))
             offset += size
     return entries
 

@@ -6,20 +6,44 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from v41c.ir.op import Op
     from v41c.ir.types import TensorType
 
 
+class Kernel(Protocol):
+    """What the memory plan and the engine's programs need of a kernel, whatever it is written in.
+
+    Its arguments, in order: every present operand (a state once, updated in place), the results that are not states,
+    the workspace and the counters if it has any, then the symbolic dimensions `dims`.
+    """
+
+    @property
+    def symbol(self) -> str:
+        """Unique name for these types, attributes and bounds: `kernel_symbol`."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Symbolic dimensions passed as integers."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Scratch memory at the bounds the kernel was made for."""
+
+    @property
+    def counter_bytes(self) -> int:
+        """Memory that is zero before and after the kernel."""
+
+    @property
+    def layouts(self) -> Mapping[int, str]:
+        """Weight layout by operand index, where it is not the checkpoint's."""
+
+
 @dataclass(frozen=True)
 class CpuKernel:
-    """A TIR function over raw pointers, and what its caller must provide.
-
-    Arguments, in order: every present operand (a state once, updated in place), the results that are not states, the
-    workspace if `workspace_bytes` > 0, then the symbolic dimensions `dims` as 64-bit integers.
-    """
+    """A TIR function over raw pointers, dimensions as 64-bit integers; see `Kernel`."""
 
     symbol: str
     #: `tvm.tirx.PrimFunc`
@@ -30,6 +54,11 @@ class CpuKernel:
     workspace_bytes: int = 0
     #: weight layout by operand index; `codegen.cpu.layouts.pack` makes them
     layouts: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def counter_bytes(self) -> int:
+        """None are needed: threads wait for each other."""
+        return 0
 
 
 def kernel_symbol(

@@ -41,6 +41,10 @@ class ArtifactError(V41CError):
     """An engine folder is incomplete, damaged, of another format version, or built for another processor."""
 
 
+class DeviceError(V41CError):
+    """The hardware that an engine was compiled for is not there, is another one, or refused something."""
+
+
 class ContextError(V41CError):
     """A request does not fit the engine's context, vocabulary or slots."""
 

@@ -1,0 +1,291 @@
+"""The CUDA device: an engine's cubins, its weights, states and activations on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from v41c.errors import ContextError, DeviceError
+from v41c.manifest import BufferEntry, Command, LaunchEntry, Program, capacities
+from v41c.runtime.artifact import Engine
+from v41c.runtime.bounds import bind, extent_bytes
+from v41c.runtime.device import Observation, Observe, Programs, require_fit
+from v41c.runtime.states import NUMPY, Array
+
+#: programs for so many tokens are replayed as one recording: decode steps and verifications, which come in few sizes
+RECORDED_TOKENS = 16
+_THREADS_PER_WARP = 32
+
+
+class Driver(Protocol):
+    """What the device needs of a driver: see `CudaDriver`, which is one."""
+
+    @property
+    def capability(self) -> int: ...
+    @property
+    def free_bytes(self) -> int: ...
+    def allocate(self, size: int, what: str) -> int: ...
+    def register(self, array: Array) -> int: ...
+    def fill(self, address: int, value: int, size: int) -> None: ...
+    def upload(self, address: int, array: Array) -> None: ...
+    def download(self, array: Array, address: int) -> None: ...
+    def copy(self, target: int, source: int, size: int) -> None: ...
+    def kernel(self, cubin: bytes, function: str, shared_bytes: int) -> Any: ...
+    def launch(
+        self, kernel: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int
+    ) -> None: ...
+    def begin_recording(self) -> None: ...
+    def end_recording(self) -> Any: ...
+    def replay(self, recording: Any) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class CudaDevice:
+    """Runs the graphs of one engine on one GPU. Not for concurrent use: every step writes the same arena.
+
+    Weights are copied to the GPU. Tables that are read by rows stay in pinned host memory when they do not fit.
+    """
+
+    def __init__(self, engine: Engine, driver: Driver, slots: int, max_context: int, *, poison: bool = False) -> None:
+        """Load kernels and take memory; with `poison`, states are full of NaN bytes. DeviceError for another GPU."""
+        engine.require_weights()
+        manifest = engine.manifest
+        if driver.capability != manifest.cuda_capability:
+            raise DeviceError(
+                f"{engine.path}: compiled for {manifest.target}: expected such a GPU, found sm_{driver.capability}: "
+                f"compile with --target cuda:sm_{driver.capability}"
+            )
+        self._engine = engine
+        self._driver = driver
+        self._poison = poison
+        self._dims = {"S": slots, **capacities(manifest.dims, max_context)}
+        self._sizes = {state.name: extent_bytes(state, self._dims) for state in manifest.states}
+        self._arena_bytes = max(program.arena_bytes for program in manifest.programs)
+        self._weights = _place_weights(engine, driver, self.memory_bytes)
+        self._arena = driver.allocate(self._arena_bytes, "activations")
+        self._counters = driver.allocate(manifest.counter_bytes, "counters")
+        driver.fill(self._counters, 0, manifest.counter_bytes)
+        self._states = {name: driver.allocate(size, f"state {name}") for name, size in self._sizes.items()}
+        for name, size in self._sizes.items():
+            driver.fill(self._states[name], 0xFF if poison else 0, size)
+        self._kernels = {
+            name: driver.kernel((engine.path / cubin.file).read_bytes(), cubin.function, cubin.shared_bytes)
+            for name, cubin in manifest.cubins.items()
+        }
+        self._programs = Programs(engine)
+        self._prepared: dict[tuple[str, int], _Prepared] = {}
+        self._carried: dict[str, _Carried] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """As `Device.memory_bytes`: of the GPU."""
+        return sum(self._sizes.values()) + self._arena_bytes + self._engine.manifest.counter_bytes
+
+    def execute(
+        self,
+        graph: str,
+        inputs: Mapping[str, Array],
+        *,
+        read: Collection[str] | None = None,
+        observe: Observe | None = None,
+    ) -> dict[str, Array]:
+        """As `Device.execute`; outputs are copies."""
+        tokens, rows = len(inputs["positions"]), len(inputs.get("rows", ()))
+        program = self._programs.smallest(graph, tokens, rows)
+        prepared = self._prepare(program)
+        prepared.bind(tokens, rows)
+        for index in program.inputs:
+            self._feed(graph, program.values[index], prepared, inputs)
+        if observe is not None:
+            self._run_observed(prepared, observe)
+        elif program.max_tokens <= RECORDED_TOKENS:
+            prepared.replay()
+        else:
+            prepared.launch(range(len(program.commands)))
+        found: dict[str, Array] = {}
+        for value in (program.values[index] for index in program.outputs):
+            if read is None or value.name in read:
+                found[value.name] = self._download(value, prepared.dims)
+            else:
+                self._carry(program, value, prepared.dims)
+        return found
+
+    def room(self, graph: str) -> tuple[int, int]:
+        """As `Device.room`."""
+        return self._programs.room(graph)
+
+    def clear(self, slot: int) -> None:
+        """As `Device.clear`: only poisoned states are written."""
+        if self._poison:
+            for name, size in self._sizes.items():
+                part = size // self._dims["S"]
+                self._driver.fill(self._states[name] + slot * part, 0xFF, part)
+
+    def state(self, name: str) -> Array:
+        """As `Device.state`: a copy."""
+        entry = next(state for state in self._engine.manifest.states if state.name == name)
+        array: Array = np.empty(bind(entry.shape, self._dims), NUMPY[entry.dtype])
+        self._driver.download(array, self._states[name])
+        return array
+
+    def _prepare(self, program: Program) -> _Prepared:
+        key = (program.graph, program.max_tokens)
+        if key not in self._prepared:
+            states = [self._states[state.name] for state in self._engine.manifest.states]
+            bases = {"arena": [self._arena], "weight": self._weights, "state": states, "counters": [self._counters]}
+            self._prepared[key] = _Prepared(program, self._engine, self._driver, self._kernels, bases, self._dims)
+        return self._prepared[key]
+
+    def _feed(self, graph: str, value: BufferEntry, prepared: _Prepared, inputs: Mapping[str, Array]) -> None:
+        shape = bind(value.shape, prepared.dims)
+        if value.name in inputs:
+            array = np.ascontiguousarray(inputs[value.name])
+            require_fit(graph, value.name, np.empty(shape, NUMPY[value.dtype]), array)
+            self._driver.upload(self._arena + value.offset, array)
+            return
+        carried = self._carried.get(value.name)
+        size = extent_bytes(value, prepared.dims)
+        if carried is None or carried.filled != size:
+            raise ContextError(f"graph {graph}: input {value.name}: expected one, got {', '.join(inputs)}")
+        self._driver.copy(self._arena + value.offset, carried.address, size)
+
+    def _carry(self, program: Program, value: BufferEntry, dims: Mapping[str, int]) -> None:
+        """Keep an output for the next graph: the arena is one for all graphs."""
+        most = extent_bytes(value, {**dims, "T": program.max_tokens, "R": program.max_rows})
+        carried = self._carried.get(value.name)
+        if carried is None or carried.room < most:
+            carried = self._carried[value.name] = _Carried(self._driver.allocate(most, value.name), most)
+        carried.filled = extent_bytes(value, dims)
+        self._driver.copy(carried.address, self._arena + value.offset, carried.filled)
+
+    def _download(self, value: BufferEntry, dims: Mapping[str, int]) -> Array:
+        array: Array = np.empty(bind(value.shape, dims), NUMPY[value.dtype])
+        self._driver.download(array, self._arena + value.offset)
+        return array
+
+    def _run_observed(self, prepared: _Prepared, observe: Observe) -> None:
+        program = prepared.program
+        for number, command in enumerate(program.commands):
+            prepared.launch([number])
+            for value in (program.values[index] for index in command.results):
+                array = self._download(value, prepared.dims)
+                instead = observe(
+                    Observation(program.graph, number, command.op, command.origin, value.name, value.dtype, array)
+                )
+                if instead is not None:
+                    require_fit(program.graph, value.name, array, instead)
+                    self._driver.upload(self._arena + value.offset, np.ascontiguousarray(instead))
+
+
+class _Carried:
+    """Memory for one output that the next graph reads: `filled` bytes of `room`."""
+
+    def __init__(self, address: int, room: int) -> None:
+        self.address = address
+        self.room = room
+        self.filled = 0
+
+
+def _place_weights(engine: Engine, driver: Driver, other_bytes: int) -> list[int]:
+    """Address of every weight on the GPU, or of its pinned host memory."""
+    weights, memory = engine.manifest.weights, engine.weights
+    total = sum(weight.size_bytes for weight in weights)
+    fits = total + other_bytes <= driver.free_bytes
+    places = []
+    for weight in weights:
+        content = memory[weight.offset : weight.offset + weight.size_bytes]
+        if weight.read_by_rows and not fits:
+            places.append(driver.register(content))
+        else:
+            places.append(driver.allocate(weight.size_bytes, f"weight {weight.name}"))
+            driver.upload(places[-1], content)
+    return places
+
+
+class _Prepared:
+    """A program with its launch parameters filled in; only what depends on T and R changes from step to step.
+
+    Every parameter has eight bytes of `_values`, of which the driver reads as many as the kernel declares, and an
+    address in `_addresses`. Kernels end with two pointers to scratch memory that none of ours uses.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        engine: Engine,
+        driver: Driver,
+        kernels: Mapping[str, Any],
+        bases: Mapping[str, list[int]],
+        dims: Mapping[str, int],
+    ) -> None:
+        self.program = program
+        self.dims = dict(dims)
+        self._driver = driver
+        self._kernels = kernels
+        self._manifest = engine.manifest
+        self._bases = bases
+        self._recordings: dict[tuple[int, int], Any] = {}
+        self._places: dict[str, list[int]] = {}
+        self._launches = [self._manifest.launches[command.kernel] for command in program.commands]
+        values: list[int] = []
+        self._begins: list[list[int]] = []
+        for command, launches in zip(program.commands, self._launches, strict=True):
+            self._begins.append([self._append(values, command, launch) for launch in launches])
+        self._values = np.array(values, np.uint64)
+        self._addresses = self._values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
+        for dim, value in dims.items():
+            self._set(dim, value)
+
+    def _append(self, values: list[int], command: Command, launch: LaunchEntry) -> int:
+        begin = len(values)
+        for parameter in launch.parameters:
+            argument = command.arguments[parameter.argument]
+            match argument.kind:
+                case "dim":
+                    self._places.setdefault(self._manifest.dims[argument.index], []).append(len(values))
+                    values.append(0)
+                case "arena" | "counters":
+                    values.append(self._bases[argument.kind][0] + argument.index + parameter.offset)
+                case _:
+                    values.append(self._bases[argument.kind][argument.index] + parameter.offset)
+        values += [0, 0]
+        return begin
+
+    def bind(self, tokens: int, rows: int) -> None:
+        """Set T and R."""
+        self._set("T", tokens)
+        self._set("R", rows)
+
+    def _set(self, dim: str, value: int) -> None:
+        self.dims[dim] = value
+        self._values[self._places.get(dim, [])] = value
+
+    def launch(self, commands: Collection[int]) -> None:
+        """Launch some commands with the dimensions bound last."""
+        for number in commands:
+            for launch, begin in zip(self._launches[number], self._begins[number], strict=True):
+                grid = self._grid(launch)
+                if 0 not in grid:
+                    cubin = self._manifest.cubins[launch.cubin]
+                    address = self._addresses.ctypes.data + 8 * begin
+                    kernel = self._kernels[launch.cubin]
+                    self._driver.launch(kernel, grid, cubin.warps * _THREADS_PER_WARP, cubin.shared_bytes, address)
+
+    def _grid(self, launch: LaunchEntry) -> tuple[int, int, int]:
+        sizes = [
+            axis.count * (1 if axis.dim is None else math.ceil(self.dims[self._manifest.dims[axis.dim]] / axis.tile))
+            for axis in launch.grid
+        ]
+        return sizes[0], sizes[1], sizes[2]
+
+    def replay(self) -> None:
+        """Launch everything at once, recorded at the first step of these dimensions."""
+        key = (self.dims["T"], self.dims["R"])
+        if key not in self._recordings:
+            self._driver.begin_recording()
+            self.launch(range(len(self.program.commands)))
+            self._recordings[key] = self._driver.end_recording()
+        self._driver.replay(self._recordings[key])
