@@ -22,6 +22,26 @@ class Kernel(Protocol):
         """Scratch memory of one launch."""
 
 
+class Machine(Protocol):
+    """What passes weigh one form of a program against another by; targets have it."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Weights of no more than this stay in memory once they are read; larger ones may lie on disk."""
+
+    @property
+    def memory_bytes_per_second(self) -> float:
+        """Reading or writing of what no cache holds, by one processor core."""
+
+    @property
+    def dequantised_per_second(self) -> float:
+        """Elements of packed rows that one core makes f32 of."""
+
+    @property
+    def launch_seconds(self) -> float:
+        """What one more operation costs, however little it does."""
+
+
 KernelFor = Callable[
     [Op, tuple[TensorType | None, ...], tuple[TensorType, ...], Mapping[str, int]],
     Kernel,
@@ -48,7 +68,8 @@ class PassContext:
 
     `kernel_for` gives the target's kernel for an operation at types and upper bounds of the symbolic dimensions.
     `variants` are the token counts that programs are compiled for, ascending; `bounds` bound every other dimension.
-    `quantized` has the types, by name, of weights in the release's quantised formats and of their scales.
+    `quantized` has the types, by name, of weights in the release's quantised formats and of their scales. Without a
+    `machine` nothing is chosen by cost.
     """
 
     arithmetic: Literal["release", "exact"]
@@ -56,3 +77,4 @@ class PassContext:
     variants: tuple[int, ...]
     bounds: Mapping[str, int] = field(default_factory=dict)
     quantized: Mapping[str, TensorType] = field(default_factory=dict)
+    machine: Machine | None = None

@@ -20,6 +20,7 @@ from v41c.passes import (
     plan_memory,
     quantize,
     remove_quantization,
+    reorder_sparse_gathers,
     restrict_candidates,
     select_kernels,
     split_encoder_decoder,
@@ -36,7 +37,8 @@ PIPELINE: tuple[tuple[ModuleType, str], ...] = (
     (fuse_moe, "before merged projections could take the shared expert's first two"),
     (merge_projections, "after the cut, which tells whose projections stand together"),
     (fuse_attention, "after merged projections: the norms it joins then read results of one operation"),
-    (select_kernels, "after the last rewrite of operations"),
+    (select_kernels, "after the last rewrite that serves any number of tokens"),
+    (reorder_sparse_gathers, "after variants are made: what pays for one token does not for many"),
     (plan_memory, "last: it places what the kernels need"),
 )
 #: passes that run only when they are asked for

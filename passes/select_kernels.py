@@ -26,13 +26,14 @@ def run(module: Module, context: PassContext) -> Module:
 
 def _variant(graph: Graph, tokens: int, context: PassContext) -> Graph:
     bounds = dict(context.bounds) | {"T": tokens, "R": min(tokens, MAX_ROWS)}
-    nodes = tuple(_select(node, bounds, context) for node in graph.nodes)
+    nodes = tuple(select(node, bounds, context) for node in graph.nodes)
     used = {symbol for value in _values(graph) for symbol in value.type.symbols}
     kept = {name: bound for name, bound in bounds.items() if name in used}
     return replace(graph, name=f"{graph.name}:{tokens}", nodes=nodes, bounds=kept)
 
 
-def _select(node: Node, bounds: Mapping[str, int], context: PassContext) -> Node:
+def select(node: Node, bounds: Mapping[str, int], context: PassContext) -> Node:
+    """The node with its kernel for steps within the bounds; a view needs none."""
     if node.op.view:
         return node
     operands = tuple(None if value is None else value.type for value in node.operands)

@@ -31,6 +31,14 @@ class Target:
     #: the machine that compiled them
     l1d_bytes: int
     l2_bytes: int
+    #: weights that take no more than this stay in memory once they are read
+    kept_bytes: int
+    #: of one core, from and to memory
+    memory_bytes_per_second: float
+    #: elements of packed fp4 rows that one core makes f32 of
+    dequantised_per_second: float
+    #: one more kernel in a step
+    launch_seconds: float
     #: feature names, as the kernel of the operating system spells them, without which an engine must not be run
     features: tuple[str, ...]
 
