@@ -13,7 +13,7 @@ import numpy.typing as npt
 from v41c.errors import ArtifactError, ContextError
 from v41c.manifest import BufferEntry, Program
 from v41c.runtime.artifact import Engine
-from v41c.runtime.bounds import bind
+from v41c.runtime.bounds import bind, extent_bytes
 from v41c.runtime.device import Observation, Observe, Programs, require_fit
 from v41c.runtime.states import NUMPY, Array, States, aligned_bytes
 
@@ -97,12 +97,13 @@ class CpuDevice:
         self._arena = aligned_bytes(size, "activations")
         self._programs = Programs(engine)
         self._prepared: dict[tuple[str, int], _Prepared] = {}
+        self._room_of = _rooms_of_carried(engine)
         self._carried: dict[str, Array] = {}
 
     @property
     def memory_bytes(self) -> int:
         """As `Device.memory_bytes`; weights are mapped from the engine's file."""
-        return self._states.size_bytes + self._arena.nbytes
+        return self._states.size_bytes + self._arena.nbytes + sum(room.nbytes for room in self._room_of.values())
 
     def execute(
         self,
@@ -128,7 +129,10 @@ class CpuDevice:
         if read is None:
             return dict(prepared.outputs)
         # the arena is one for all graphs: what the next one shall find must leave it
-        self._carried |= {name: view.copy() for name, view in prepared.outputs.items() if name not in read}
+        for name in prepared.outputs.keys() - read:
+            view = prepared.outputs[name]
+            self._carried[name] = self._room_of[name][: len(view)]
+            self._carried[name][...] = view
         return {name: view for name, view in prepared.outputs.items() if name in read}
 
     def room(self, graph: str) -> tuple[int, int]:
@@ -171,6 +175,19 @@ class CpuDevice:
                 f"{command.origin}): kernel {command.kernel} failed: {self._library.last_error()}: "
                 "compile the engine again"
             )
+
+
+def _rooms_of_carried(engine: Engine) -> dict[str, Array]:
+    """Memory for the outputs of the widest programs that another graph may read, by name: those of every token."""
+    widest = {program.graph: program for program in sorted(engine.manifest.programs, key=lambda p: p.max_tokens)}
+    rooms: dict[str, Array] = {}
+    for program in (widest[graph] for graph in widest if graph != "draft"):
+        dims = {"T": program.max_tokens}
+        for value in (program.values[index] for index in program.outputs):
+            if value.shape[:1] == ["T"]:
+                memory = aligned_bytes(extent_bytes(value, dims), f"value {value.name}")
+                rooms[value.name] = memory.view(NUMPY[value.dtype]).reshape(bind(value.shape, dims))
+    return rooms
 
 
 def _fill(graph: str, name: str, view: Array, array: Array) -> None:
