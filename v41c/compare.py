@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from v41c.difference import CedRow, Phase, compare_phase, logits_row
+from v41c.difference import CedRow, DivergenceRow, Phase, compare_phase, divergence_row, logits_row
 from v41c.errors import ContextError, UsageError
 from v41c.manifest import MANIFEST_FILE
 from v41c.subject import FORCED, Arithmetic, Array, EagerSubject, EngineSubject, Notes, Subject
-from v41c.verdict import Verdict, skipped
+from v41c.verdict import Verdict, skipped, unjudged
 
 if TYPE_CHECKING:
     from v41c.frontend.config import ModelConfig
@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 #: in another order than for a long prompt (from about 5 rows on it does not), and more than the one of a decode step
 FLOOR_CHUNK = 3
 _ARITHMETICS: tuple[Arithmetic, ...] = ("exact", "release")
+_FLOOR = "floor: the eager model in other groups of tokens"
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class CompareReport:
-    """What `v41c compare` found: phases and ced against the eager model, or verdicts against golden tensors."""
+    """What `v41c compare` found: phases and ced against the eager model, or verdicts against golden tensors.
+
+    `quantized`: of an engine that the pass `quantize` gave other weights than its checkpoint has, what they cost.
+    """
 
     engine: str
     arithmetic: str
@@ -36,6 +40,7 @@ class CompareReport:
     phases: list[Phase] = field(default_factory=list)
     ced: list[CedRow] = field(default_factory=list)
     why_not_ced: str = ""
+    quantized: list[DivergenceRow] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -67,6 +72,7 @@ def compare(
 ) -> CompareReport:
     """Compare an engine folder with the eager model of its checkpoint, on `tokens` or on a default text.
 
+    An engine whose weights were quantised is shown beside the model as its checkpoint stores it, and not judged.
     With `golden` the engine and the eager model are held against a folder of golden tensors; then `engine` may also be
     a checkpoint folder, whose eager model is judged in both arithmetics. Raises UsageError, ConfigError,
     CheckpointError, ArtifactError or ContextError.
@@ -85,7 +91,7 @@ def _against_golden(path: Path, golden: Path, checkpoint: Path | None, progress:
     from v41c.criteria import judge
     from v41c.golden import read_golden
 
-    subjects, reference = _subjects(path, golden, checkpoint)
+    subjects, reference, quantized = _subjects(path, golden, checkpoint)
     verdicts: list[Verdict] = []
     for subject in subjects:
         _require_same_model(path, subject.config, golden)
@@ -95,31 +101,38 @@ def _against_golden(path: Path, golden: Path, checkpoint: Path | None, progress:
             verdicts.append(skipped(subject.name, "every run", note))
         for run in runs:
             progress(f"{subject.name}: run {run.name}")
-            verdicts += judge(subject, run, reference)
+            found = judge(subject, run, reference)
+            verdicts += found if subject.name not in quantized else map(unjudged, found)
     arithmetics = dict.fromkeys(subject.arithmetic for subject in subjects)
     return CompareReport(str(path), " and ".join(arithmetics), str(golden), verdicts=verdicts)
 
 
-def _subjects(path: Path, golden: Path, checkpoint: Path | None) -> tuple[list[Subject], Subject | None]:
+def _subjects(
+    path: Path, golden: Path, checkpoint: Path | None
+) -> tuple[list[Subject], Subject | None, frozenset[str]]:
     """The engine, the interpreter on its graphs and the eager model, or the eager model in both arithmetics.
 
     Beside them the interpreter as the reference that engines are judged with. Round trips are part of the release, so
     only in exact arithmetic is the interpreter worth a verdict of its own: there it must equal independent tensors.
+    Last, the names of those that compute with other weights than the checkpoint's.
     """
     from v41c.frontend.checkpoint import INDEX_FILE, SINGLE_FILE
     from v41c.interpreted import InterpretedSubject
     from v41c.origin import checkpoint_of
+    from v41c.quantization import is_quantized
     from v41c.runtime.artifact import load as load_engine
 
     if not (path / MANIFEST_FILE).is_file() and any((path / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-        return [EagerSubject.of_checkpoint(path, arithmetic) for arithmetic in _ARITHMETICS], None
+        return [EagerSubject.of_checkpoint(path, arithmetic) for arithmetic in _ARITHMETICS], None, frozenset()
     engine = load_engine(path)
     if checkpoint is None and any((golden / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         checkpoint = golden
     source, arithmetic = checkpoint_of(engine, checkpoint), engine.manifest.arithmetic
     reference = InterpretedSubject.of_engine(engine, source)
     interpreted = [reference] if arithmetic == "exact" else []
-    return [EngineSubject(engine), *interpreted, EagerSubject.of_checkpoint(source, arithmetic)], reference
+    made: list[Subject] = [EngineSubject(engine), *interpreted]
+    quantized = frozenset(subject.name for subject in made) if is_quantized(engine) else frozenset()
+    return [*made, EagerSubject.of_checkpoint(source, arithmetic)], reference, quantized
 
 
 def _require_same_model(path: Path, config: ModelConfig, golden: Path) -> None:
@@ -140,6 +153,7 @@ def _against_eager(
 ) -> CompareReport:
     from v41c.interpreted import InterpretedSubject
     from v41c.origin import checkpoint_of
+    from v41c.quantization import is_quantized
 
     if prompt_tokens < 1 or decode_steps < 0:
         raise UsageError(f"compare: expected a prompt and steps, got {prompt_tokens} tokens and {decode_steps} steps")
@@ -156,10 +170,12 @@ def _against_eager(
     progress("loading the eager model")
     eager = EagerSubject.of_checkpoint(source, engine.manifest.arithmetic)
     reference = InterpretedSubject.of_engine(engine, source)
-    phases = _phases(EngineSubject(engine), eager, reference, text[: prompt + steps], prompt, progress)
+    phases, divergences = _phases(EngineSubject(engine), eager, reference, text[: prompt + steps], prompt, progress)
     progress("ced against full prefill")
     ced, reason = _ced(engine, text, [length for length in (window, 2 * window, 3 * window) if tokens is None], steps)
-    return CompareReport(str(engine.path), engine.manifest.arithmetic, "eager model", phases, ced, reason)
+    quantized = divergences if is_quantized(engine) else []
+    arithmetic = engine.manifest.arithmetic
+    return CompareReport(str(engine.path), arithmetic, "eager model", phases, ced, reason, quantized)
 
 
 def _given(tokens: Sequence[int], steps: int) -> Array:
@@ -186,7 +202,8 @@ def _default_tokens(engine: Engine, source: Path, count: int) -> Array:
 
 def _phases(
     engine: Subject, eager: EagerSubject, reference: Subject, tokens: Array, prompt: int, progress: Progress
-) -> list[Phase]:
+) -> tuple[list[Phase], list[DivergenceRow]]:
+    """Phases, and how far the distributions of the engine, of its unfused graphs and of the floor are."""
     progress("the eager model")
     wanted = _feed(eager, tokens, prompt)
     progress("the eager model in other groups of tokens")
@@ -196,7 +213,7 @@ def _phases(
     progress("the engine, layer by layer")
     every = Notes()
     reference.start(len(tokens))
-    reference.feed(tokens[:prompt], every)
+    unfused = reference.feed(tokens[:prompt], every)
     companions = {name: rows for name, rows in every.values.items() if name in engine.companions}
     forced = Notes(companions | {name: rows for name, rows in wanted[0].items() if name.rpartition(".")[2] in FORCED})
     engine.start(len(tokens))
@@ -204,7 +221,11 @@ def _phases(
     names = ("prefill", "decode")
     phases = [compare_phase(*given) for given in zip(names, found, wanted, floor, strict=True) if len(given[1])]
     alone = compare_phase("prefill, every layer fed the eager model's input", forced.values, wanted[0], floor[0])
-    return [phases[0], alone, *phases[1:]]
+    divergences = [divergence_row("prefill", "the same weights, interpreted", unfused, wanted[0]["logits"])]
+    for name, *pairs in zip(names[: len(phases)], found, floor, wanted, strict=False):
+        ours, grouped, right = (part["logits"] for part in pairs)
+        divergences += [divergence_row(name, "engine", ours, right), divergence_row(name, _FLOOR, grouped, right)]
+    return [phases[0], alone, *phases[1:]], divergences
 
 
 def _feed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from v41c.terminal import table
 
 if TYPE_CHECKING:
     from v41c.compare import CompareReport
-    from v41c.difference import Error, IntegerRow, LogitsRow, Phase
+    from v41c.difference import DivergenceRow, Error, IntegerRow, LogitsRow, Phase
     from v41c.verdict import Verdict
 
 _CRITERIA = {1: "1 exact", 2: "2 forced", 3: "3 logits", 0: ""}
@@ -19,6 +20,8 @@ def report_text(report: CompareReport) -> str:
     """The report for people."""
     head = f"{report.engine}, {report.arithmetic} arithmetic, against {report.against}"
     parts = [head, *(_phase(phase) for phase in report.phases)]
+    if report.quantized:
+        parts.append(_quantized(report.quantized))
     if report.phases:
         parts.append(_ced(report))
     if report.verdicts:
@@ -58,6 +61,23 @@ def _integers(rows: list[IntegerRow]) -> Iterator[str]:
         total = sum(row.rows for row in of_kind)
         engine, floor = sum(row.engine for row in of_kind), sum(row.floor for row in of_kind)
         yield f"{kind.replace('_', ' ')}: {engine} of {total} rows equal | floor {floor}"
+
+
+def _quantized(rows: list[DivergenceRow]) -> str:
+    """What quantised weights cost, token by token."""
+    header = ("quantised weights against the model as stored", "tokens", "KL mean", "median", "worst, nats", "top-1")
+    cells = [
+        (
+            f"{row.phase}: {row.subject}",
+            str(len(row.kl_nats)),
+            _number(statistics.fmean(row.kl_nats)),
+            _number(statistics.median(row.kl_nats)),
+            _number(max(row.kl_nats)),
+            f"{row.top1_agreement:.3f}",
+        )
+        for row in rows
+    ]
+    return table(header, cells)
 
 
 def _ced(report: CompareReport) -> str:

@@ -61,6 +61,19 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class DivergenceRow:
+    """How far the distributions over tokens of `subject` are from those of the model as its checkpoint stores it.
+
+    `kl_nats`: KL(model ‖ subject) after each token of the phase; `top1_agreement`: share of equal most likely tokens.
+    """
+
+    phase: str
+    subject: str
+    kl_nats: list[float]
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
 class CedRow:
     """The `ced` prefill of the engine against its own `full` one, and the tokens that are decoded after each."""
 
@@ -95,6 +108,12 @@ def logits_row(found: Array, wanted: Array) -> LogitsRow:
     """Of logits [T, V]."""
     agreement = float((found.argmax(1) == wanted.argmax(1)).mean())
     return LogitsRow(error(found, wanted), float(divergence(found, wanted).mean()), agreement)
+
+
+def divergence_row(phase: str, subject: str, found: Array, wanted: Array) -> DivergenceRow:
+    """Of logits [T, V]."""
+    agreement = logits_row(found, wanted).top1_agreement
+    return DivergenceRow(phase, subject, divergence(found, wanted).tolist(), agreement)
 
 
 def divergence(found: Array, wanted: Array) -> Array:

@@ -87,7 +87,7 @@ def export(
     arithmetic = loaded.manifest.arithmetic
     model = build(chosen, {"v41c": __version__, "graph": chosen.name, "pass": stage, "arithmetic": arithmetic})
     try:
-        data = save(model, path, chosen.weights, None if source is None else _reader(source))
+        data = save(model, path, chosen.weights, None if source is None else _reader(loaded, source))
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
     return ExportReport(
@@ -133,11 +133,11 @@ def _checkpoint(engine: Engine, given: Path | None) -> Path | None:
     return given
 
 
-def _reader(checkpoint: Path) -> ReadWeight:
-    from v41c.compile import read_source
+def _reader(engine: Engine, checkpoint: Path) -> ReadWeight:
     from v41c.frontend.weights import array_reader
+    from v41c.origin import source_of
 
-    source = read_source(checkpoint, no_weights=False)
+    source = source_of(engine, checkpoint)
     if source.checkpoint is None:
         raise UsageError(f"{checkpoint}: expected a checkpoint folder, got a configuration alone")
     return array_reader(source.checkpoint, source.compressed_ids)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from v41c.compile import Source, read_source
+from v41c.compile import Source
 from v41c.frontend.config import ModelConfig
 from v41c.frontend.weights import tensor_reader
 from v41c.ir.graph import Graph, Module, Value
@@ -17,6 +17,7 @@ from v41c.ir.interpret import interpret
 from v41c.ir.text import parse_module
 from v41c.ir.torch_types import torch_dtype
 from v41c.manifest import capacities
+from v41c.origin import source_of
 from v41c.passes import remove_quantization
 from v41c.runtime.artifact import Engine
 from v41c.subject import Arithmetic, Array, Drafted, Look
@@ -44,8 +45,9 @@ class InterpretedSubject:
     def of_engine(cls, engine: Engine, checkpoint: Path) -> InterpretedSubject:
         """The graphs that an engine was made of, in its arithmetic, as they stood before anything was fused."""
         (text,) = (engine.path / "graphs").glob(f"*_{remove_quantization.NAME}.ir")
-        source = read_source(checkpoint, no_weights=False)
-        return cls(source, parse_module(text.read_text(encoding="utf-8")), engine.manifest.arithmetic)
+        return cls(
+            source_of(engine, checkpoint), parse_module(text.read_text(encoding="utf-8")), engine.manifest.arithmetic
+        )
 
     @property
     def name(self) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine
+
+if TYPE_CHECKING:
+    from v41c.compile import Source
 
 
 def checkpoint_of(engine: Engine, given: Path | None) -> Path:
@@ -29,6 +33,16 @@ def checkpoint_of(engine: Engine, given: Path | None) -> Path:
     if weight is not None:
         raise UsageError(f"{path}: {weight}: expected the weights that {engine.path} was made of, found others")
     return path
+
+
+def source_of(engine: Engine, path: Path) -> Source:
+    """The checkpoint of an engine, its weights as the engine's graphs type them."""
+    from v41c.compile import quantized_source, read_source
+    from v41c.passes import quantize
+
+    source = read_source(path, no_weights=False)
+    quantized = any(entry.name == quantize.NAME for entry in engine.manifest.passes)
+    return quantized_source(source) if quantized else source
 
 
 def foreign_weight(engine: Engine, path: Path) -> str | None:

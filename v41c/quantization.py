@@ -66,9 +66,14 @@ def write_quantization(folder: Path, weights: Sequence[QuantizedWeight]) -> None
 
 def read_quantization(engine: Engine) -> list[QuantizedWeight]:
     """What the file of a loaded engine says; nothing where no weight was quantised."""
-    if QUANTIZATION_FILE not in engine.manifest.files:
+    if not is_quantized(engine):
         return []
     return msgspec.json.decode((engine.path / QUANTIZATION_FILE).read_bytes(), type=list[QuantizedWeight])
+
+
+def is_quantized(engine: Engine) -> bool:
+    """Whether the engine computes with other weights than its checkpoint holds."""
+    return QUANTIZATION_FILE in engine.manifest.files
 
 
 def quantization_text(weights: Sequence[QuantizedWeight]) -> str:

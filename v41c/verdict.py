@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -122,6 +122,13 @@ class Tally:
 def skipped(subject: str, run: str, why: str) -> Verdict:
     """The verdict on what cannot be compared at all."""
     return Verdict(subject, run, 0, "everything", "rows", 0.0, 0.0, "", 0, None, why)
+
+
+def unjudged(verdict: Verdict) -> Verdict:
+    """The same figures of a subject with quantised weights, which tensors of the unquantised model cannot judge."""
+    figure = f"{verdict.unit} {verdict.figure:.2g} ({verdict.limit:.2g} without), {verdict.where}"
+    note = f"shown, not judged: weights are quantised; {figure}" if verdict.compared else verdict.note
+    return replace(verdict, passed=None, note=note)
 
 
 def relative_l2(found: Array, wanted: Array) -> float:
