@@ -162,7 +162,7 @@ def _engine_works(engine: Engine, options: BenchOptions) -> list[Work]:
 
     def prefill(count: int, mode: str | None) -> list[float]:
         session.reset()
-        return [_seconds(lambda: session.prefill(tokens[:count], mode=mode)) / count]
+        return [seconds_of(lambda: session.prefill(tokens[:count], mode=mode)) / count]
 
     works = [
         Work(ENGINE, f"prefill_{count}{suffix}", partial(prefill, count, mode))
@@ -174,7 +174,7 @@ def _engine_works(engine: Engine, options: BenchOptions) -> list[Work]:
     def decode(token: int, position: int) -> None:
         decoding.decode(token)
 
-    return [*works, Work(ENGINE, "decode", _burst(decode, tokens, options))]
+    return [*works, Work(ENGINE, "decode", burst(decode, tokens, options))]
 
 
 def _torch_works(
@@ -224,7 +224,7 @@ class _TorchRuns:
 
         def run() -> list[float]:
             states = self._baseline.new_states(self._options.longest)
-            return [_seconds(lambda: feed(self._tokens[:count], states)) / count]
+            return [seconds_of(lambda: feed(self._tokens[:count], states)) / count]
 
         return run
 
@@ -236,17 +236,17 @@ class _TorchRuns:
         def step(token: int, position: int) -> None:
             feed(self._tokens[position : position + 1], states, position)
 
-        return _burst(step, self._plain, self._options)
+        return burst(step, self._plain, self._options)
 
 
-def _burst(step: Callable[[int, int], object], tokens: Tokens, options: BenchOptions) -> Callable[[], list[float]]:
+def burst(step: Callable[[int, int], object], tokens: Tokens, options: BenchOptions) -> Callable[[], list[float]]:
     """Decode steps in a row, each timed, the first two of a burst left out: they find the caches of others."""
     cold = min(2, options.decode_steps - 1)
 
     def run() -> list[float]:
         seconds = []
         for position in range(options.context, options.context + options.decode_steps):
-            seconds.append(_seconds(partial(step, int(tokens[position]), position)))
+            seconds.append(seconds_of(partial(step, int(tokens[position]), position)))
         return seconds[cold:]
 
     return run
@@ -316,7 +316,7 @@ def ratios(
     return found
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

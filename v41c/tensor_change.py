@@ -14,7 +14,8 @@ from v41c.playback import Seen
 class Change:
     """A value or state that differs after a step: relative L2 and largest difference, rows of it that changed.
 
-    Infinite where one of them is no number and the other is, or where the shapes differ.
+    Infinite where one of them is no number and the other is, or where the shapes differ. Of integers the rows count,
+    and their relative L2 is 0.
     """
 
     step: str
@@ -41,6 +42,8 @@ def change_of(step: str, seen: Seen, wanted: Tensor) -> Change | None:
     error = (left - right)[differ]
     if not error.isfinite().all():
         return Change(step, seen.name, integer, float("inf"), float("inf"), rows)
+    if integer:
+        return Change(step, seen.name, integer, 0.0, float(error.abs().max()), rows)
     size = float(right[right.isfinite()].norm())
     relative = float(error.norm()) / size if size else (float("inf") if float(error.norm()) else 0.0)
     return Change(step, seen.name, integer, relative, float(error.abs().max()), rows)
