@@ -17,6 +17,26 @@ class Target:
     name: str
     #: which folder of `codegen` writes its kernels
     backend: str
+    #: the most tokens of a step, for each program that is made of a graph
+    variants: tuple[int, ...]
+    #: compute capability times ten, which CUDA kernels are compiled for; None for a CPU
+    capability: int | None
+    #: weights that take no more than this stay in memory once they are read
+    kept_bytes: int
+    #: of one core of a CPU, of a whole GPU, from and to memory
+    memory_bytes_per_second: float
+    #: elements of packed fp4 rows that it makes floats of
+    dequantised_per_second: float
+    #: one more kernel in a step
+    launch_seconds: float
+    #: feature names, as the kernel of the operating system spells them, without which an engine must not be run
+    features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """A CPU: what its instructions and caches are."""
+
     #: processor name for the code generator
     mcpu: str
     #: width of the widest floating-point register
@@ -31,16 +51,6 @@ class Target:
     #: the machine that compiled them
     l1d_bytes: int
     l2_bytes: int
-    #: weights that take no more than this stay in memory once they are read
-    kept_bytes: int
-    #: of one core, from and to memory
-    memory_bytes_per_second: float
-    #: elements of packed fp4 rows that one core makes f32 of
-    dequantised_per_second: float
-    #: one more kernel in a step
-    launch_seconds: float
-    #: feature names, as the kernel of the operating system spells them, without which an engine must not be run
-    features: tuple[str, ...]
 
 
 def all_targets() -> tuple[Target, ...]:
@@ -48,29 +58,17 @@ def all_targets() -> tuple[Target, ...]:
     return tuple(target for module in _modules() for target in module.TARGETS)
 
 
-def host_target() -> Target:
-    """The most capable CPU target that this machine can run; UsageError names what it lacks otherwise."""
-    for module in _modules():
-        target = module.host()
-        if isinstance(target, Target):
-            return target
-    raise UsageError(
-        f"target: expected a processor of {_names()}, this machine is none; name a target to cross-compile"
-    )
-
-
 def find_target(spec: str) -> Target:
-    """The target that `spec` names: `cpu` is this machine, `cpu:x86-64-v3` and the like are fixed levels."""
-    if spec == "cpu":
-        return host_target()
+    """The target that `spec` names, in full, or by its kind: `cpu` and `cuda` are what this machine has."""
+    for module in _modules():
+        if spec == module.KIND:
+            found: Target = module.host()
+            return found
     for target in all_targets():
         if target.name == spec:
             return target
-    raise UsageError(f"target: expected cpu or one of {_names()}, got {spec!r}")
-
-
-def _names() -> str:
-    return ", ".join(target.name for target in all_targets())
+    names = [module.KIND for module in _modules()] + [target.name for target in all_targets()]
+    raise UsageError(f"target: expected one of {', '.join(names)}, got {spec!r}")
 
 
 def _modules() -> list[ModuleType]:

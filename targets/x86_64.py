@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from v41c.targets.target import Target
+from v41c.errors import UsageError
+from v41c.targets.target import CpuTarget
 
 _V3_FEATURES = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 _V4_FEATURES = (*_V3_FEATURES, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
+KIND = "cpu"
+#: one token of decode, and chunks of prefill
+_VARIANTS = (1, 512)
 #: an eighth of the memory of the smallest machines with such processors, 8 GiB
 _KEPT_BYTES = 1 << 30
 #: measured on a Sapphire Rapids: gathering 512 rows of 512 elements takes 80 to 134 us, of which dequantising is 48
 _MEMORY_BYTES_PER_SECOND = 20e9
 _LAUNCH_SECONDS = 0.5e-6
 
-V3 = Target(
+V3 = CpuTarget(
     name="cpu:x86-64-v3",
     backend="cpu",
+    variants=_VARIANTS,
+    capability=None,
     mcpu="x86-64-v3",
     vector_bits=256,
     vector_registers=16,
@@ -31,9 +37,11 @@ V3 = Target(
     launch_seconds=_LAUNCH_SECONDS,
     features=_V3_FEATURES,
 )
-V4 = Target(
+V4 = CpuTarget(
     name="cpu:x86-64-v4",
     backend="cpu",
+    variants=_VARIANTS,
+    capability=None,
     mcpu="x86-64-v4",
     vector_bits=512,
     vector_registers=32,
@@ -50,10 +58,13 @@ V4 = Target(
 TARGETS = (V3, V4)
 
 
-def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Target | None:
-    """The most capable target that the processor described by `cpuinfo` runs, or None."""
-    if not cpuinfo.is_file():
-        return None
-    flags = next((line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), "")
+def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> CpuTarget:
+    """The most capable target that the processor described by `cpuinfo` runs; UsageError where it runs none."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    flags = next((line for line in lines if line.startswith("flags")), "")
     present = set(flags.split())
-    return next((target for target in reversed(TARGETS) if present.issuperset(target.features)), None)
+    for target in reversed(TARGETS):
+        if present.issuperset(target.features):
+            return target
+    names = ", ".join(target.name for target in TARGETS)
+    raise UsageError(f"target: expected a processor of {names}, this machine is none; name a target to cross-compile")

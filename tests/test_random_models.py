@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.random_models import random_config, run_random_model, write_random_model
+from tests.variants import compile_variants
 from v41c.passes.pipeline import REQUIRED, pass_names
 
 MOST_LAYERS = 4
@@ -31,7 +32,7 @@ def variants(place: int, seed: int) -> tuple[int, ...]:
 def test_an_exact_engine_equals_interpreter_and_eager_model(
     place: int, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("v41c.compile.VARIANTS", variants(place, seed))
+    compile_variants(monkeypatch, variants(place, seed))
     write_random_model(tmp_path, seed, MOST_LAYERS)
     passes = f"-{OPTIONAL[place // 2 % len(OPTIONAL)]}" if place % 2 else "all"
     outcome = run_random_model(tmp_path, seed, "exact", passes)

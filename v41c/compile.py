@@ -12,7 +12,6 @@ from v41c import __version__
 from v41c.errors import MovedError, UsageError
 from v41c.manifest import (
     FORMAT_VERSION,
-    KERNELS_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     Manifest,
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from v41c.codegen.artifact import ProgramWriter
-    from v41c.codegen.kernel import CpuKernel
+    from v41c.codegen.backend import Built
+    from v41c.codegen.kernel import Kernel
     from v41c.frontend.checkpoint import Checkpoint
     from v41c.frontend.config import ModelConfig
     from v41c.frontend.tensor_names import TensorFormats
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from v41c.targets.target import Target
     from v41c.verify import VerifyReport
 
-#: token counts that programs are made for: one token of decode, and chunks of prefill
-VARIANTS = (1, 512)
 DEFAULT_CONTEXT = 4096
 #: positions are 32-bit integers
 MAX_CONTEXT = 2**31
@@ -117,7 +115,7 @@ class Kept:
     """What compilations share that differ in their passes only: the trace (one or none), kernels and object files."""
 
     traces: list[Module] = field(default_factory=list)
-    kernels: dict[str, CpuKernel] = field(default_factory=dict)
+    kernels: dict[str, Kernel] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -169,9 +167,9 @@ def compile(
         writer, programs = _lower(stages[-1].module, kernels, chosen)
         used = [kernels[symbol] for symbol in sorted({c.kernel for p in programs for c in p.commands})]
         progress(f"compiling {len(used)} kernels")
-        _build(used, target, folder, kept)
+        built = _build(used, target, writer.dims, folder, kept, progress)
         clock.lap("kernels")
-        manifest = _write(folder, source, options, target, writer, programs, stages, context.bounds, progress)
+        manifest = _write(folder, source, options, target, writer, programs, built, stages, context.bounds, progress)
         clock.lap("weights")
     return CompileReport(
         engine=str(engine),
@@ -267,10 +265,10 @@ def context_limit(config: ModelConfig, options: CompileOptions) -> int:
 
 
 def pass_context(
-    config: ModelConfig, options: CompileOptions, target: Target, kernels: dict[str, CpuKernel]
+    config: ModelConfig, options: CompileOptions, target: Target, kernels: dict[str, Kernel]
 ) -> PassContext:
     """Options of the passes; selected kernels are collected in `kernels` by symbol."""
-    from v41c.codegen.cpu import kernel_for
+    from v41c.codegen.backend import backend_of
     from v41c.codegen.kernel import kernel_symbol
     from v41c.frontend.quantized_checkpoint import quantized_types
     from v41c.ir.op import Op
@@ -288,15 +286,15 @@ def pass_context(
         operands: tuple[TensorType | None, ...],
         results: tuple[TensorType, ...],
         bounds: Mapping[str, int],
-    ) -> CpuKernel:
+    ) -> Kernel:
         symbol = kernel_symbol(op, operands, results, bounds)
         if symbol not in kernels:
-            kernels[symbol] = kernel_for(op, operands, results, target, bounds)
+            kernels[symbol] = backend_of(target).kernel_for(op, operands, results, target, bounds)
         return kernels[symbol]
 
     bounds = {"S": options.slots, **capacities(dims, limit)}
     quantized = quantized_types(config) if quantize.NAME in choose_passes(options.passes) else {}
-    return PassContext(options.arithmetic, select, VARIANTS, bounds, quantized, target)
+    return PassContext(options.arithmetic, select, target.variants, bounds, quantized, target)
 
 
 def run_passes(
@@ -314,9 +312,7 @@ def run_passes(
     return stages
 
 
-def _lower(
-    module: Module, kernels: dict[str, CpuKernel], chosen: tuple[str, ...]
-) -> tuple[ProgramWriter, list[Program]]:
+def _lower(module: Module, kernels: dict[str, Kernel], chosen: tuple[str, ...]) -> tuple[ProgramWriter, list[Program]]:
     from v41c.codegen.artifact import ProgramWriter
     from v41c.passes import plan_memory
 
@@ -326,12 +322,14 @@ def _lower(
     return writer, writer.programs(module)
 
 
-def _build(kernels: list[CpuKernel], target: Target, folder: Path, kept: Kept) -> None:
-    from v41c.codegen.cpu.build import build_library
+def _build(
+    kernels: list[Kernel], target: Target, dims: list[str], folder: Path, kept: Kept, progress: Progress
+) -> Built:
+    from v41c.cache import cache_folder
+    from v41c.codegen.backend import Workshop, backend_of
 
-    library = folder / KERNELS_FILE
-    library.parent.mkdir()
-    build_library(kernels, target, library, kept.objects)
+    workshop = Workshop(kept.objects, cache_folder() / "cubins", progress)
+    return backend_of(target).build(kernels, target, dims, folder, workshop)
 
 
 def _write(
@@ -341,6 +339,7 @@ def _write(
     target: Target,
     writer: ProgramWriter,
     programs: list[Program],
+    built: Built,
     stages: list[Stage],
     bounds: Mapping[str, int],
     progress: Progress,
@@ -388,6 +387,10 @@ def _write(
         bos_token=source.bos_token,
         draft_block=config.dspark_block_size if config.has_draft else 0,
         draft_noise_token=config.dspark_noise_token_id if config.has_draft else None,
+        cuda_capability=target.capability,
+        counter_bytes=max((writer.kernels[c.kernel].counter_bytes for p in programs for c in p.commands), default=0),
+        cubins=built.cubins,
+        launches=built.launches,
     )
     write_manifest(folder, manifest)
     return manifest

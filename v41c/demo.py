@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from v41c import __version__
+from v41c.cache import cache_folder
 from v41c.errors import ArtifactError
 
 PROMPT = "And it came to pass,"
@@ -51,12 +52,6 @@ def _compile(checkpoint: Path, engine: Path, write: Callable[[str], None], progr
             write(f"            {entry.NAME}, {why}\n")
     report = compile(checkpoint, engine, progress=progress)
     write(f"\n{compile_summary(report)}\n\n")
-
-
-def cache_folder() -> Path:
-    """v41c's folder in the user's cache: $XDG_CACHE_HOME or ~/.cache."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "v41c"
 
 
 def key(checkpoint: Path) -> str:

@@ -20,7 +20,8 @@ import msgspec
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
-KERNELS_FILE = "kernels/kernels.so"
+KERNELS_FOLDER = "kernels"
+KERNELS_FILE = f"{KERNELS_FOLDER}/kernels.so"
 WEIGHTS_FILE = "weights.bin"
 TOKENIZER_FILE = "tokenizer.json"
 QUANTIZATION_FILE = "quantization.json"

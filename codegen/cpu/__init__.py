@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from v41c.codegen.backend import Built, Workshop
 from v41c.codegen.kernel import CpuKernel
 from v41c.errors import UnsupportedError
+from v41c.manifest import KERNELS_FILE
 
 if TYPE_CHECKING:
     from v41c.ir.op import Op
     from v41c.ir.types import TensorType
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def has_kernel(name: str) -> bool:
@@ -25,7 +28,7 @@ def kernel_for(
     op: Op,
     operands: Sequence[TensorType | None],
     results: Sequence[TensorType],
-    target: Target,
+    target: CpuTarget,
     bounds: Mapping[str, int],
 ) -> CpuKernel:
     """The kernel of `op` at these types on `target`.
@@ -40,3 +43,15 @@ def kernel_for(
     if not isinstance(kernel, CpuKernel):
         raise UnsupportedError(f"{op.name()} on {target.name}: kernel(): expected a CpuKernel, got {type(kernel)}")
     return kernel
+
+
+def build(
+    kernels: Sequence[CpuKernel], target: CpuTarget, dims: Sequence[str], folder: Path, workshop: Workshop
+) -> Built:
+    """One shared library of all kernels."""
+    from v41c.codegen.cpu.build import build_library
+
+    library = folder / KERNELS_FILE
+    library.parent.mkdir()
+    build_library(kernels, target, library, workshop.objects)
+    return Built()

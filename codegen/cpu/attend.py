@@ -26,13 +26,13 @@ from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
     from v41c.ir.ops.attend_gathered import AttendGathered
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 _TABLES = slice(8, 10)
 
 
 def kernel(
-    op: Attend, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: Attend, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     return rotated_kernel(op, operands, results, target, bounds, Entries)
@@ -42,7 +42,7 @@ def rotated_kernel(
     op: Attend | AttendGathered,
     operands: Types,
     results: tuple[TensorType, ...],
-    target: Target,
+    target: CpuTarget,
     bounds: Mapping[str, int],
     entries: type[Entries],
 ) -> CpuKernel:

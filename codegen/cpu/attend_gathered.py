@@ -23,11 +23,11 @@ from v41c.ir.ops.attention import BLOCK, Attention
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: AttendGathered, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: AttendGathered, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     return rotated_kernel(op, operands, results, target, bounds, _Gathered)
@@ -36,7 +36,7 @@ def kernel(
 class _Gathered(Entries):
     """Entries whose selected rows lie side by side, a token's after the other's, in the order of the selection."""
 
-    def __init__(self, body: Body, op: Attention, types: Types, token: Expr, target: Target) -> None:
+    def __init__(self, body: Body, op: Attention, types: Types, token: Expr, target: CpuTarget) -> None:
         super().__init__(body, op, types, token, target)
         (kind,) = required(types, 8)
         self._places, self.stride = int(kind.shape[1]), int(kind.shape[2])

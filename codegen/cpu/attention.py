@@ -45,7 +45,7 @@ from v41c.ir.ops.attention import BLOCK, Attention
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 #: f32 rows: their buffer, index of the first, elements from one to the next
 Rows = tuple[Buffer, Expr, int]
@@ -54,7 +54,7 @@ PARALLEL_READ = 1 << 17  # elements of one token's rows that are worth dequantis
 
 
 def kernel(
-    op: Attention, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: Attention, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     plan = Plan(op, operands, bounds, target)
@@ -67,7 +67,7 @@ class Plan:
     #: where a token's entries come from
     entries: type[Entries] = Entries
 
-    def __init__(self, op: Attention, operands: Types, bounds: Mapping[str, int], target: Target) -> None:
+    def __init__(self, op: Attention, operands: Types, bounds: Mapping[str, int], target: CpuTarget) -> None:
         q, window = required(operands, 0, 3)
         self._op, self._types, self._target = op, operands, target
         self._rounded = q.dtype == DType.BF16

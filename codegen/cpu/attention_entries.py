@@ -17,7 +17,7 @@ from v41c.ir.ops.attention import Attention
 from v41c.ir.types import DType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 AHEAD = 8  # entries between the prefetch of a selected row and its use: they lie scattered over the cache
@@ -30,7 +30,7 @@ class Entries:
     direct: Buffer = None
     stride = 0
 
-    def __init__(self, body: Body, op: Attention, types: Types, token: Expr, target: Target) -> None:
+    def __init__(self, body: Body, op: Attention, types: Types, token: Expr, target: CpuTarget) -> None:
         q, window = required(types, 0, 3)
         self._body, self._types, self._target = body, types, target
         self._width, self._length = int(q.shape[2]), int(window.shape[1])
@@ -145,7 +145,7 @@ class Entries:
         unpack_fp4(cache, start, self._width, self._target, write)
 
 
-def unpack_fp4(cache: Buffer, start: Expr, width: int, target: Target, write: Callable[[Expr, Expr], None]) -> None:
+def unpack_fp4(cache: Buffer, start: Expr, width: int, target: CpuTarget, write: Callable[[Expr, Expr], None]) -> None:
     """`write(index, values)` of every sixteen elements of the packed row (`fp4_e4m3_16`) that begins at `start`."""
     with loop(width // 16) as group:
         code = cast(cache[start + width // 2 + group], "int32")

@@ -17,14 +17,14 @@ from tvm import tirx
 
 from v41c.codegen.kernel import CpuKernel
 from v41c.errors import UnsupportedError
-from v41c.targets.target import Target
+from v41c.targets.target import CpuTarget
 
 _RUNTIME = Path(__file__).with_name("runtime.c")
 _EXPORTS = "{ global: __tvm_ffi_*; v41c_*; local: *; };\n"
 
 
 def build_library(
-    kernels: Sequence[CpuKernel], target: Target, path: Path, objects: MutableMapping[str, bytes] | None = None
+    kernels: Sequence[CpuKernel], target: CpuTarget, path: Path, objects: MutableMapping[str, bytes] | None = None
 ) -> None:
     """Write the kernels as a shared library; equal kernels and tools give equal bytes.
 
@@ -65,7 +65,7 @@ def build_library(
         _run([*command, f"-Wl,--version-script={exports.name}", f"@{listing.name}", "-o", str(path.resolve())], folder)
 
 
-def compile_object(kernel: CpuKernel, target: Target, path: Path) -> None:
+def compile_object(kernel: CpuKernel, target: CpuTarget, path: Path) -> None:
     """Compile one kernel to an object file.
 
     Only the passes that TIR written by this package needs: its buffers are flat and its vectors explicit. The default

@@ -14,11 +14,11 @@ from v41c.ir.ops.cache_write import CacheWrite
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: CacheWrite, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: CacheWrite, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     cache, x = required(operands, 0, 1)

@@ -22,11 +22,11 @@ from v41c.ir.ops.candidate_blocks import CandidateBlocks
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: CandidateBlocks, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: CandidateBlocks, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     places = op.blocks - 1  # without the newest block's

@@ -33,11 +33,11 @@ from v41c.ir.ops.compress_pool import CompressPool
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: CompressPool, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: CompressPool, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     (k_type,) = required(operands, 1)

@@ -36,11 +36,11 @@ from v41c.ir.ops.engram_gate import EngramGate
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: EngramGate, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: EngramGate, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     (stream,) = required(operands, 0)

@@ -16,11 +16,11 @@ from v41c.ir.ops.engram_lookup import EngramLookup
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: EngramLookup, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: EngramLookup, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     rows, table = required(operands, 0, 1)

@@ -16,7 +16,7 @@ from v41c.ir.ops.engram_lookup_ordered import EngramLookupOrdered
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 AHEAD = 8  # rows between the prefetch of a row and its use
 
@@ -25,7 +25,7 @@ def kernel(
     op: EngramLookupOrdered,
     operands: Types,
     results: tuple[TensorType, ...],
-    target: Target,
+    target: CpuTarget,
     bounds: Mapping[str, int],
 ) -> CpuKernel:
     """The kernel; a thread takes neighbouring rows, and reads again what its neighbour ended with."""

@@ -13,11 +13,11 @@ from v41c.ir.ops.gather_rows import GatherRows
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: GatherRows, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: GatherRows, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     x_type, rows_type = required(operands, 0, 1)

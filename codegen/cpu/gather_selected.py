@@ -16,13 +16,13 @@ from v41c.ir.ops.gather_selected import GatherSelected
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 _ROW_WORK = 4  # multiply-adds that dequantising an element is worth
 
 
 def kernel(
-    op: GatherSelected, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: GatherSelected, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel; the rows of a token are shared out among the threads."""
     cache, selection = required(operands, 0, 1)

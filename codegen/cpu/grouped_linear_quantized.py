@@ -12,14 +12,14 @@ from v41c.ir.ops.grouped_linear_quantized import GroupedLinearQuantized
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
     op: GroupedLinearQuantized,
     operands: Types,
     results: tuple[TensorType, ...],
-    target: Target,
+    target: CpuTarget,
     bounds: Mapping[str, int],
 ) -> CpuKernel:
     """x [T, G, K] · weight [G · M, K]ᵀ, group by group; M is whole groups of the format."""

@@ -17,11 +17,11 @@ from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
     from v41c.ir.ops.hc_coefficients import HcCoefficients
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: HcCoefficients, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: HcCoefficients, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """pre, post f32 [T, N] and comb f32 [T, N, N] of the stream [T, N, D] and fn [(2 + N) · N, N · D]."""
     stream, fn = required(operands, 0, 1)

@@ -13,11 +13,11 @@ from v41c.ir.ops.history_write import HistoryWrite
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: HistoryWrite, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: HistoryWrite, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     history, ids = required(operands, 0, 1)

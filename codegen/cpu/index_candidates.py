@@ -21,13 +21,13 @@ from v41c.ir.ops.index_candidates import IndexCandidates
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 AHEAD = 8  # blocks between the prefetch of a candidate block and its use: they lie scattered over the cache
 
 
 def kernel(
-    op: IndexCandidates, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: IndexCandidates, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel; a token's pool holds distinct blocks in ascending order, negative entries anywhere."""
     schedule = IndexSchedule(operands, op.topk, bounds, target)

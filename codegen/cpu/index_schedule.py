@@ -20,7 +20,7 @@ from v41c.codegen.cpu.tir import LANES, Buffer, Expr, at, cast, i64, let, local,
 from v41c.ir.types import Dim
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 TASKS = 64  # tasks of a step of many tokens: enough to balance, few enough to keep scratch small
 PARTS = 16  # most tasks of a step that cuts rows in parts
@@ -30,7 +30,7 @@ PART_WORK = 1 << 18  # multiply-adds that are worth a part of their own
 class IndexSchedule:
     """Scratch and loops of one kernel that keeps the `keep` best."""
 
-    def __init__(self, types: Types, keep: int, bounds: Mapping[str, int], target: Target) -> None:
+    def __init__(self, types: Types, keep: int, bounds: Mapping[str, int], target: CpuTarget) -> None:
         q, keys = required(types, 0, 2)
         self._types, self._keep, self._target = types, keep, target
         self._tokens: Dim = q.shape[0]

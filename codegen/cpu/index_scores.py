@@ -46,7 +46,7 @@ from v41c.codegen.cpu.tir import (
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 GROUP = 32  # key elements that share a scale
 
@@ -57,7 +57,7 @@ class IndexScores:
     `prepare` reads a query; then `set_row` names the rows of a tile and `score` leaves their scores in `scores`.
     """
 
-    def __init__(self, body: Body, types: Types, scale: float, base: Expr, target: Target) -> None:
+    def __init__(self, body: Body, types: Types, scale: float, base: Expr, target: CpuTarget) -> None:
         q, weights, keys = required(types, 0, 1, 2)
         self._body = body
         self._rounded_weights = weights.dtype == DType.BF16
@@ -75,7 +75,7 @@ class IndexScores:
         self.scores = array(self.tile)
 
     @staticmethod
-    def words(types: Types, target: Target) -> int:
+    def words(types: Types, target: CpuTarget) -> int:
         """Words of scratch of one task."""
         (q,) = required(types, 0)
         tile, _, padded = _shape(q, target)
@@ -167,7 +167,7 @@ class IndexScores:
         put(self._body.words, self._keys + element * self.tile + place, value)
 
 
-def _shape(q: TensorType, target: Target) -> tuple[int, int, int]:
+def _shape(q: TensorType, target: CpuTarget) -> tuple[int, int, int]:
     """Rows of a tile, heads scored together, heads padded to whole steps.
 
     Tile times heads are as many accumulators as hide the latency of a multiply-add, and as the registers hold.

@@ -21,11 +21,11 @@ from v41c.ir.ops.index_topk import IndexTopk
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: IndexTopk, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: IndexTopk, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel; a token's pool holds distinct blocks in ascending order, negative entries anywhere."""
     schedule = IndexSchedule(operands, op.topk, bounds, target)

@@ -17,13 +17,13 @@ from v41c.ir.ops.latent_norms import LatentNorms
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 _WORK = 12  # multiply-adds that an element is worth
 
 
 def kernel(
-    op: LatentNorms, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: LatentNorms, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     latent, keys, cos = required(operands, 0, 2, 4)

@@ -11,14 +11,14 @@ from v41c.codegen.kernel import CpuKernel
 if TYPE_CHECKING:
     from v41c.ir.op import Op
     from v41c.ir.types import TensorType
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
     op: Op,
     operands: Sequence[TensorType | None],
     results: Sequence[TensorType],
-    target: Target,
+    target: CpuTarget,
     bounds: Mapping[str, int],
 ) -> CpuKernel:
     """x [T, K] · weight [M, K]ᵀ."""

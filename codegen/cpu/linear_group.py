@@ -12,14 +12,14 @@ from v41c.ir.ops.linear_group import MOST
 if TYPE_CHECKING:
     from v41c.ir.op import Op
     from v41c.ir.types import TensorType
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
     op: Op,
     operands: Sequence[TensorType | None],
     results: Sequence[TensorType],
-    target: Target,
+    target: CpuTarget,
     bounds: Mapping[str, int],
 ) -> CpuKernel:
     """x [T, K] · every weight [M, K]ᵀ."""

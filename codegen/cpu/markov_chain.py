@@ -42,14 +42,14 @@ from v41c.ir.ops.markov_chain import MarkovChain
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 TASKS = 64  # that share the panels of a head
 _NO_TOKEN = (1 << 31) - 1
 
 
 def kernel(
-    op: MarkovChain, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: MarkovChain, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel; the head is stored in panels, in strips of as many as are multiplied side by side."""
     logits_type, head_type = required(operands, 0, 4)

@@ -17,11 +17,11 @@ from v41c.ir.ops.mhc_boundary import MhcBoundary
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: MhcBoundary, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: MhcBoundary, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     kind, fn = required(operands, 0, 5)
@@ -34,7 +34,7 @@ def kernel(
         updated, *entered = body.results[: len(body.results) - 3]
         product = packed.Weight(fn.dtype, rows, columns, panels, None, target)
         inputs = (updated, scale, base)
-        coefficients = Coefficients(op.parts()[3], product, copies, inputs, body.results[-3:])
+        coefficients = Coefficients(op.entry.coefficients, product, copies, inputs, body.results[-3:])
         entry = Entry(op, pre, weight, entered, copies, width)
 
         def update(row: Expr) -> None:

@@ -17,11 +17,11 @@ from v41c.ir.ops.mhc_enter import MhcEnter
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: MhcEnter, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: MhcEnter, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     kind, fn = required(operands, 0, 2)
@@ -33,7 +33,7 @@ def kernel(
         stream, pre, panels, scale, base, weight = body.operands
         product = packed.Weight(fn.dtype, rows, columns, panels, None, target)
         inputs = (stream, scale, base)
-        coefficients = Coefficients(op.parts()[2], product, copies, inputs, body.results[-3:])
+        coefficients = Coefficients(op.coefficients, product, copies, inputs, body.results[-3:])
         entry = Entry(op, pre, weight, body.results[:-3], copies, width)
 
         def read_columns(row: Expr, i: Expr, lanes: int) -> list[Expr]:

@@ -26,11 +26,11 @@ from v41c.ir.types import DType, TensorType
 if TYPE_CHECKING:
     from v41c.ir.op import Op
     from v41c.ir.ops.moe_experts import MoeExperts
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: MoeExperts, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: MoeExperts, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """out f32 [T, D] of x [T, D], ids and weights [T, k], stacks w1, w3 [E, M, D] and w2 [E, D, M]."""
     x, ids, *stacks = required(operands, 0, 1, 3, 4, 5)
@@ -58,7 +58,7 @@ def kernel(
     )
 
 
-def check_widths(op: Op, w1: TensorType, format: str, target: Target) -> None:
+def check_widths(op: Op, w1: TensorType, format: str, target: CpuTarget) -> None:
     """UnsupportedError for experts whose widths are not whole groups of their formats."""
     inner, width = (int(dim) for dim in w1.shape[-2:])
     quantized = w1.dtype in (DType.F8E4M3, DType.F4E2M1)
@@ -68,7 +68,7 @@ def check_widths(op: Op, w1: TensorType, format: str, target: Target) -> None:
         raise UnsupportedError(f"{op.name()} on {target.name}: {w1}: expected {wanted}, got M {inner}, D {width}")
 
 
-def stack_of(kind: TensorType, data: Buffer, scale: Buffer, target: Target) -> packed.Weight:
+def stack_of(kind: TensorType, data: Buffer, scale: Buffer, target: CpuTarget) -> packed.Weight:
     """A stack of matrices [E, M, K], or one of them [M, K], as kernels read it."""
     return packed.Weight(kind.dtype, int(kind.shape[-2]), int(kind.shape[-1]), data, scale, target)
 

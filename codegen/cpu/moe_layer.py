@@ -21,14 +21,14 @@ from v41c.ir.ops.moe_layer import MoeLayer
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 #: operand numbers: the routed stacks, the shared input and weights, and the scales of both
 _STACKS, _SHARED_X, _SHARED, _SCALES = (3, 4, 5), 6, (7, 8, 9), 7
 
 
 def kernel(
-    op: MoeLayer, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: MoeLayer, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     x, ids = required(operands, 0, 1)

@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu import layouts, numeric, tir
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr
-from v41c.targets.target import Target
+from v41c.targets.target import CpuTarget
 
 #: TIR dtype of the elements of a packed weight
 WORDS = {"f32": "float32", "bf16": "uint16", "f8e4m3": "int32", "f4e2m1": "uint16"}
@@ -45,7 +45,7 @@ class Weight:
     data: Buffer
     #: None without a scale
     scale: Buffer
-    target: Target
+    target: CpuTarget
 
     @property
     def panels(self) -> int:
@@ -116,7 +116,7 @@ class Weight:
         return [numeric.cast_half(numeric.decode_e2m1_top(tir.shl(word, 12 - 4 * j))) * scale for j in range(4)]
 
 
-def strip_panels(target: Target, panels: int, quantized: bool) -> int:
+def strip_panels(target: CpuTarget, panels: int, quantized: bool) -> int:
     """Panels of a strip, which is what a task of a single-token product takes.
 
     Enough to hide the latency of multiply-adds, few enough to keep sums, words and scales in registers and to share

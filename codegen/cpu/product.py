@@ -18,13 +18,13 @@ from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
     from v41c.ir.op import Op
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 #: a number of tasks of a launch, and the code of one of them
 Tasks = tuple[Expr, Callable[[Expr], None]]
 
 
-def weight_layouts(target: Target, kind: TensorType, weight: int, scale: int, groups: int = 1) -> dict[int, str]:
+def weight_layouts(target: CpuTarget, kind: TensorType, weight: int, scale: int, groups: int = 1) -> dict[int, str]:
     """Layouts by operand index of a weight [.., M, K] and, where its dtype has one, its scale."""
     names = {DType.F8E4M3: "block_scales", DType.F4E2M1: "row_scales"}
     strip = packed.strip_panels(target, layouts.panels(int(kind.shape[-2]) // groups), kind.dtype in names)
@@ -33,7 +33,9 @@ def weight_layouts(target: Target, kind: TensorType, weight: int, scale: int, gr
     return found | {scale: f"{names[kind.dtype]}{suffix}"} if kind.dtype in names else found
 
 
-def matrix_of(op: Op, kind: TensorType, data: Buffer, scale: Buffer, target: Target, groups: int = 1) -> packed.Weight:
+def matrix_of(
+    op: Op, kind: TensorType, data: Buffer, scale: Buffer, target: CpuTarget, groups: int = 1
+) -> packed.Weight:
     """A weight [G · M, K] as kernels read it; UnsupportedError for one that its layout cannot hold."""
     rows, columns = (int(dim) for dim in kind.shape)
     rows //= groups
@@ -49,7 +51,7 @@ def product_kernel(
     op: Op,
     operands: Sequence[TensorType | None],
     results: Sequence[TensorType],
-    target: Target,
+    target: CpuTarget,
     bounds: Mapping[str, int],
     weights: Sequence[tuple[int, int]] = ((1, 2),),
     groups: int = 1,

@@ -26,11 +26,11 @@ from v41c.ir.ops.rms_norm import RmsNorm
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: RmsNorm, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: RmsNorm, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     (kind,) = required(operands, 0)

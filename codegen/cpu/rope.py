@@ -15,11 +15,11 @@ from v41c.ir.ops.rope import Rope
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: Rope, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: Rope, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     x, cos = required(operands, 0, 1)

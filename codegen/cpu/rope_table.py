@@ -18,7 +18,7 @@ from v41c.ir.ops.rope_table import RopeTable
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 _LANES = 8
 _WORK = 40  # multiply-adds that a pair is worth
@@ -45,7 +45,7 @@ _COS = (
 
 
 def kernel(
-    op: RopeTable, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: RopeTable, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel, with the frequencies as constants."""
     (kind,) = required(operands, 0)

@@ -16,11 +16,11 @@ from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
     from v41c.ir.ops.round_trip import RoundTrip
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: RoundTrip, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: RoundTrip, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """x [T, …, K], group by group."""
     (kind,) = required(operands, 0)

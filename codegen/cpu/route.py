@@ -39,13 +39,13 @@ from v41c.ir.ops.route import Route
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 _WORK = 60  # multiply-adds that an expert's score and choice are worth
 
 
 def kernel(
-    op: Route, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: Route, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     (logits,) = required(operands, 0)

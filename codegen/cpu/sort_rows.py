@@ -15,11 +15,11 @@ from v41c.ir.ops.sort_rows import SortRows
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: SortRows, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: SortRows, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     (kind,) = required(operands, 0)

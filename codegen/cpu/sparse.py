@@ -28,7 +28,7 @@ from v41c.codegen.cpu.tir import (
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 Types = Sequence[TensorType | None]
 
@@ -109,7 +109,7 @@ def transpose_words(rows: Sequence[Expr]) -> list[Expr]:
     return made
 
 
-def decode_e2m1_lanes(codes: Expr, target: Target) -> Expr:
+def decode_e2m1_lanes(codes: Expr, target: CpuTarget) -> Expr:
     """16 f32 lanes of e2m1 codes in the low four bits of int32 lanes; the bits above are ignored."""
     magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     if target.has_avx512:

@@ -14,11 +14,11 @@ from v41c.ir.ops.window_write import WindowWrite
 from v41c.ir.types import TensorType
 
 if TYPE_CHECKING:
-    from v41c.targets.target import Target
+    from v41c.targets.target import CpuTarget
 
 
 def kernel(
-    op: WindowWrite, operands: Types, results: tuple[TensorType, ...], target: Target, bounds: Mapping[str, int]
+    op: WindowWrite, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
     window, kv = required(operands, 0, 1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from v41c.codegen.backend import Built, Workshop
 from v41c.codegen.cuda.composed import compose
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.errors import UnsupportedError
 from v41c.ir.fused import FusedOp
+from v41c.manifest import KERNELS_FOLDER
 
 if TYPE_CHECKING:
     from v41c.ir.op import Op
@@ -46,3 +49,22 @@ def kernel_for(
     if not isinstance(kernel, CudaKernel):
         raise UnsupportedError(f"{op.name()} on {target.name}: kernel(): expected a CudaKernel, got {type(kernel)}")
     return kernel
+
+
+def build(
+    kernels: Sequence[CudaKernel], target: CudaTarget, dims: Sequence[str], folder: Path, workshop: Workshop
+) -> Built:
+    """A cubin per Triton function, and the launches that every kernel is made of."""
+    from v41c.codegen.cuda.build import build_cubins
+    from v41c.codegen.cuda.lower import cubin_entry, launch_entry
+
+    cubins = folder / KERNELS_FOLDER
+    cubins.mkdir()
+    made = build_cubins(kernels, target, cubins, workshop.cache, workshop.progress)
+    functions = {launch.function.key(): launch.function for kernel in kernels for launch in kernel.launches}
+    return Built(
+        cubins={key: cubin_entry(functions[key], f"{KERNELS_FOLDER}/{key}.cubin", made[key]) for key in made},
+        launches={
+            kernel.symbol: [launch_entry(kernel, launch, dims) for launch in kernel.launches] for kernel in kernels
+        },
+    )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from v41c.codegen.cpu.build import build_library
 from v41c.codegen.kernel import CpuKernel
-from v41c.targets.target import Target
+from v41c.targets.target import CpuTarget
 
 Array = NDArray[Any]
 
@@ -41,7 +41,7 @@ def _argument(value: Array | int) -> _Argument:
 class Library:
     """A built kernel library. `call` takes a kernel's buffers in order, then its dimensions by name."""
 
-    def __init__(self, kernels: Sequence[CpuKernel], target: Target) -> None:
+    def __init__(self, kernels: Sequence[CpuKernel], target: CpuTarget) -> None:
         # a loaded library does not need its file
         with tempfile.TemporaryDirectory(prefix="v41c-test-") as folder:
             path = Path(folder, "kernels.so")

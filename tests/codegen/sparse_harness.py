@@ -14,7 +14,7 @@ from v41c.codegen.kernel import CpuKernel
 from v41c.ir.op import Op
 from v41c.ir.torch_types import type_of
 from v41c.ir.types import TensorType
-from v41c.targets.target import Target
+from v41c.targets.target import CpuTarget
 
 Operands = tuple[Tensor | None, ...]
 
@@ -59,7 +59,7 @@ class Subject:
     kernel: CpuKernel
 
     @classmethod
-    def of(cls, op: Op, operands: Operands, target: Target, tokens: int) -> Subject:
+    def of(cls, op: Op, operands: Operands, target: CpuTarget, tokens: int) -> Subject:
         """The kernel for `target`; every other size is bounded by what the operands have."""
         types, sizes = symbolic_types(op, operands)
         bounds = {name: max(size, 1) for name, size in sizes.items()} | {"T": tokens}
@@ -85,7 +85,7 @@ class Subject:
         return array if layout is None else aligned(layouts.pack(layout, array, type_of(operand).dtype))
 
 
-def build(subjects: Iterable[Subject], target: Target) -> Library:
+def build(subjects: Iterable[Subject], target: CpuTarget) -> Library:
     """A library of the kernels of some subjects."""
     return Library([subject.kernel for subject in subjects], target)
 

@@ -19,7 +19,7 @@ from v41c.errors import UnsupportedError
 from v41c.ir.op import Op
 from v41c.ir.ops.add import Add
 from v41c.ir.types import TensorType, f32
-from v41c.targets.target import all_targets, host_target
+from v41c.targets import x86_64
 
 
 def scaling(symbol: str, factor: float) -> CpuKernel:
@@ -37,7 +37,7 @@ KERNELS = (scaling("thrice", 3.0), scaling("twice", 2.0))
 @pytest.fixture(scope="module")
 def library() -> Library:
     """Both kernels for this machine."""
-    return Library(KERNELS, host_target())
+    return Library(KERNELS, x86_64.host())
 
 
 def numbers(rows: int) -> Array:
@@ -45,7 +45,7 @@ def numbers(rows: int) -> Array:
 
 
 def test_equal_kernels_give_equal_bytes(tmp_path: Path) -> None:
-    for target in all_targets():
+    for target in x86_64.TARGETS:
         paths = [tmp_path / name for name in ("a.so", "b.so")]
         build_library(KERNELS, target, paths[0])
         build_library((*KERNELS[::-1], scaling("twice", 2.0)), target, paths[1])
@@ -54,7 +54,7 @@ def test_equal_kernels_give_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_library_runs_without_the_compiler(tmp_path: Path) -> None:
-    build_library(KERNELS, host_target(), tmp_path / "kernels.so")
+    build_library(KERNELS, x86_64.host(), tmp_path / "kernels.so")
     script = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1], mode=2)  # RTLD_NOW: every symbol is found, or this fails
@@ -116,7 +116,7 @@ def test_calls_from_several_threads_take_turns(library: Library) -> None:
 
 
 def test_parallel_loops_work_in_a_forked_process(tmp_path: Path) -> None:
-    build_library(KERNELS, host_target(), tmp_path / "kernels.so")
+    build_library(KERNELS, x86_64.host(), tmp_path / "kernels.so")
     script = """
 import ctypes, os, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -145,7 +145,7 @@ def test_scratch_memory_is_aligned_and_private(library: Library) -> None:
             tir.put(made.buffers["out"], (i * 32 + j) * 16, tir.load(memory, j * 16))
     kernel = CpuKernel("scratch", made.primfunc, ("T",))
     out = poisoned((400, 32, 16), "f32")
-    Library([kernel], host_target()).call(kernel, [out], {"T": 400})
+    Library([kernel], x86_64.host()).call(kernel, [out], {"T": 400})
     assert np.array_equal(out[..., 0].ravel(), np.arange(400 * 32))
     assert (out == out[..., :1]).all()
 
@@ -160,7 +160,7 @@ def test_a_missing_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(UnsupportedError, match=r"expected a C compiler .* on PATH or in CC; install gcc"):
-        build_library(KERNELS, host_target(), tmp_path / "kernels.so")
+        build_library(KERNELS, x86_64.host(), tmp_path / "kernels.so")
 
 
 def test_a_failing_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_failing_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.Monk
     fake.chmod(0o755)
     monkeypatch.setenv("CC", str(fake))
     with pytest.raises(UnsupportedError, match=r"cc failed with status 3: no space left$"):
-        build.build_library(KERNELS, host_target(), tmp_path / "kernels.so")
+        build.build_library(KERNELS, x86_64.host(), tmp_path / "kernels.so")
 
 
 def test_an_operation_without_a_kernel_is_named() -> None:
@@ -180,7 +180,7 @@ def test_an_operation_without_a_kernel_is_named() -> None:
 
     assert has_kernel("linear")
     with pytest.raises(UnsupportedError, match=r"unheard on cpu:x86-64-v.: no kernel; expected codegen/cpu/unheard.py"):
-        kernel_for(Unheard(), (), (), all_targets()[0], {})
+        kernel_for(Unheard(), (), (), x86_64.TARGETS[0], {})
 
 
 def test_symbols_tell_kernels_apart() -> None:

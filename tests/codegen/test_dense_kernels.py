@@ -27,7 +27,8 @@ from v41c.ir.ops.moe_experts import MoeExperts
 from v41c.ir.ops.rms_norm import RmsNorm
 from v41c.ir.ops.round_trip import RoundTrip
 from v41c.ir.types import DType, TensorType
-from v41c.targets.target import Target, all_targets, host_target
+from v41c.targets import x86_64
+from v41c.targets.target import CpuTarget
 
 NAMES = (
     "add",
@@ -62,13 +63,13 @@ ABSOLUTE = {
     "stream_mean": 4 * 2.0**-24 * 4,
     "swiglu": 4 * 2.0**-24 * 64,
 }
-TARGETS = [target for target in all_targets() if set(target.features) <= set(host_target().features)]
+TARGETS = [target for target in x86_64.TARGETS if set(target.features) <= set(x86_64.host().features)]
 #: rows around the sizes at which kernels change their ways: a few rows, register tiles, blocks of a task
 ROWS = (0, 1, 2, 3, 4, 5, 8, 9, 12, 17, 50)
 
 
 @pytest.fixture(params=TARGETS, ids=lambda target: target.name)
-def target(request: pytest.FixtureRequest) -> Target:
+def target(request: pytest.FixtureRequest) -> CpuTarget:
     """Every target that this machine runs."""
     return request.param  # type: ignore[no-any-return]
 
@@ -79,7 +80,7 @@ def examples(name: str) -> tuple[Example, ...]:
 
 
 @cache
-def built(name: str, target: Target) -> tuple[Library, tuple[tuple[Subject, Subject], ...]]:
+def built(name: str, target: CpuTarget) -> tuple[Library, tuple[tuple[Subject, Subject], ...]]:
     """Kernels for every example of an operation, made for many tokens and for one."""
     variants = [
         (
@@ -101,7 +102,7 @@ def close(name: str, got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_examples(name: str, target: Target) -> None:
+def test_examples(name: str, target: CpuTarget) -> None:
     library, variants = built(name, target)
     for example, (many, single) in zip(examples(name), variants, strict=True):
         got = many.call(library, example.operands)
@@ -114,7 +115,7 @@ def test_examples(name: str, target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_tokens(name: str, target: Target) -> None:
+def test_no_tokens(name: str, target: CpuTarget) -> None:
     library, variants = built(name, target)
     example = examples(name)[0]
     operands = rows_of(example.op, example.operands, slice(0))
@@ -155,7 +156,7 @@ LINEAR_CASES = [
 
 
 @pytest.fixture(scope="module")
-def linears() -> dict[Target, tuple[Library, list[tuple[Subject, Subject]]]]:
+def linears() -> dict[CpuTarget, tuple[Library, list[tuple[Subject, Subject]]]]:
     """Kernels of all linear cases, by target: for chunks and for single tokens."""
     made = {}
     for target in TARGETS:
@@ -169,7 +170,7 @@ def linears() -> dict[Target, tuple[Library, list[tuple[Subject, Subject]]]]:
 
 @pytest.mark.parametrize("index", range(len(LINEAR_CASES)), ids=lambda index: "-".join(map(str, LINEAR_CASES[index])))
 def test_linear_is_close_and_its_bits_are_its_own(
-    index: int, target: Target, linears: dict[Target, tuple[Library, list[tuple[Subject, Subject]]]]
+    index: int, target: CpuTarget, linears: dict[CpuTarget, tuple[Library, list[tuple[Subject, Subject]]]]
 ) -> None:
     library, subjects = linears[target]
     many, single = subjects[index]
@@ -193,7 +194,7 @@ def test_linear_is_close_and_its_bits_are_its_own(
 
 
 def test_linear_rows_do_not_meet(
-    target: Target, linears: dict[Target, tuple[Library, list[tuple[Subject, Subject]]]]
+    target: CpuTarget, linears: dict[CpuTarget, tuple[Library, list[tuple[Subject, Subject]]]]
 ) -> None:
     library, subjects = linears[target]
     _, operands = linear_case(*LINEAR_CASES[2])
@@ -210,7 +211,7 @@ def test_linear_rows_do_not_meet(
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_linear_bits_do_not_depend_on_threads(
-    threads: int, target: Target, linears: dict[Target, tuple[Library, list[tuple[Subject, Subject]]]]
+    threads: int, target: CpuTarget, linears: dict[CpuTarget, tuple[Library, list[tuple[Subject, Subject]]]]
 ) -> None:
     library, subjects = linears[target]
     op, operands = linear_case(*LINEAR_CASES[2])
@@ -222,7 +223,7 @@ def test_linear_bits_do_not_depend_on_threads(
     library.handle.v41c_set_threads(0)
 
 
-def test_every_fp8_weight_is_decoded_exactly(target: Target) -> None:
+def test_every_fp8_weight_is_decoded_exactly(target: CpuTarget) -> None:
     # one-hot inputs read the weight itself; scales of the whole exact range, 2^-57 … 2^67
     weight, _ = fp8_weight(64, 128, 1)
     scales = torch.tensor([[70, 71, 90, 110], [126, 127, 140, 194]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
@@ -235,7 +236,7 @@ def test_every_fp8_weight_is_decoded_exactly(target: Target) -> None:
         assert torch.equal(torch.cat(rows), formats.dequantize(weight, scales).T)
 
 
-def test_grouped_linear_of_odd_groups(target: Target) -> None:
+def test_grouped_linear_of_odd_groups(target: CpuTarget) -> None:
     normal = seeded(3)
     for tokens, groups, rows, columns in ((20, 3, 20, 40), (13, 8, 32, 64)):
         operands = (normal(tokens, groups, columns, dtype="bf16"), normal(groups * rows, columns, dtype="bf16"), None)
@@ -248,7 +249,7 @@ def test_grouped_linear_of_odd_groups(target: Target) -> None:
             assert same(single.call(library, rows_of(GroupedLinear(), operands, [row]))[0], whole[row : row + 1])
 
 
-def test_product_refuses_what_its_layout_cannot_hold(target: Target) -> None:
+def test_product_refuses_what_its_layout_cannot_hold(target: CpuTarget) -> None:
     kinds = (
         TensorType(DType.BF16, ("T", 48)),
         TensorType(DType.F8E4M3, (64, 48)),
@@ -300,7 +301,7 @@ def experts_case(
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_experts_are_close_and_their_bits_are_their_own(
-    case: tuple[str, int, int, int, int, int], target: Target
+    case: tuple[str, int, int, int, int, int], target: CpuTarget
 ) -> None:
     op, operands = experts_case(*case)
     tokens = case[1]
@@ -321,7 +322,7 @@ def test_experts_are_close_and_their_bits_are_their_own(
     assert same(many.call(library, operands)[0], whole)
 
 
-def test_every_fp4_weight_is_decoded_exactly(target: Target) -> None:
+def test_every_fp4_weight_is_decoded_exactly(target: CpuTarget) -> None:
     # gate and up one-hot and clamped to 1, so that the output of token i is silu(1) · w2[:, i]
     op = MoeExperts(1.0, "none")
     codes = torch.arange(64 * 32, dtype=torch.int64).view(1, 64, 32) * 7 % 16
@@ -346,7 +347,7 @@ def test_every_fp4_weight_is_decoded_exactly(target: Target) -> None:
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
-def test_mixing_ends_on_columns(target: Target) -> None:
+def test_mixing_ends_on_columns(target: CpuTarget) -> None:
     normal = seeded(4)
     op = HcCoefficients(1e-20, 1e-6, 20)
     operands = (normal(30, 4, 64, dtype="bf16"), normal(24, 256) * 0.3, normal(3).abs() + 0.5, normal(24))
@@ -362,7 +363,7 @@ def test_mixing_ends_on_columns(target: Target) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_mixing_of_any_number_of_copies(copies: int, target: Target) -> None:
+def test_mixing_of_any_number_of_copies(copies: int, target: CpuTarget) -> None:
     normal = seeded(copies)
     outputs = (2 + copies) * copies
     op = HcCoefficients(1e-20, 1e-6, 5)
@@ -377,7 +378,7 @@ def test_mixing_of_any_number_of_copies(copies: int, target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", list(formats.FORMATS))
-def test_round_trip_of_extremes(name: str, target: Target) -> None:
+def test_round_trip_of_extremes(name: str, target: CpuTarget) -> None:
     # every power of two and its neighbours as the maximum of a group; zeros, both signs, tiny and huge values
     powers = torch.exp2(torch.arange(-126.0, 127.0)).view(-1, 1)
     steps = torch.tensor([1.0, 1.0078125, 1.75, 1.7578125, 1.5, 1.9921875])
@@ -389,7 +390,7 @@ def test_round_trip_of_extremes(name: str, target: Target) -> None:
     assert torch.equal(got, reference(RoundTrip(name), (x,))[0])
 
 
-def test_norm_of_extremes(target: Target) -> None:
+def test_norm_of_extremes(target: CpuTarget) -> None:
     normal = seeded(1)
     x = normal(6, 77) * torch.tensor([1e-12, 1e-3, 1.0, 1e3, 1e12, 0.0]).view(-1, 1)
     for kind in (torch.float32, torch.bfloat16):

@@ -17,7 +17,7 @@ from tests.codegen.sparse_harness import Subject, build, reference, rows_of, sam
 from v41c.codegen.cpu import has_kernel
 from v41c.ir.op import Example
 from v41c.ir.ops import op_types
-from v41c.targets.target import host_target
+from v41c.targets import x86_64
 
 NAMES = sorted(op_types())
 #: f32 results of the examples are of magnitude ten at most, sums of up to 400 terms
@@ -28,7 +28,7 @@ RELATIVE = 2.0**-6
 
 @cache
 def built(name: str) -> tuple[Library, tuple[tuple[Example, Subject], ...]]:
-    target = host_target()
+    target = x86_64.host()
     pairs = [(example, Subject.of(example.op, example.operands, target, 40)) for example in op_types()[name].examples()]
     return build((subject for _, subject in pairs), target), tuple(pairs)
 

@@ -21,9 +21,10 @@ from v41c.ir.ops.index_candidates import IndexCandidates
 from v41c.ir.ops.latent_norms import LatentNorms
 from v41c.ir.ops.linear_group import LinearGroup
 from v41c.ir.ops.moe_layer import MoeLayer
-from v41c.targets.target import Target, all_targets, host_target
+from v41c.targets import x86_64
+from v41c.targets.target import CpuTarget
 
-TARGETS = [target for target in all_targets() if set(target.features) <= set(host_target().features)]
+TARGETS = [target for target in x86_64.TARGETS if set(target.features) <= set(x86_64.host().features)]
 #: (tokens of the step, most tokens of the kernel)
 SIZES = ((0, 1), (1, 1), (0, 64), (1, 64), (3, 64), (17, 64), (50, 64))
 
@@ -150,7 +151,7 @@ CASES = (
 class Parts:
     """The kernels of an operation's parts, run one after another."""
 
-    def __init__(self, op: FusedOp, operands: Operands, target: Target, most: int) -> None:
+    def __init__(self, op: FusedOp, operands: Operands, target: CpuTarget, most: int) -> None:
         types, sizes = symbolic_types(op, operands)
         self.graph = op.parts(*types)
         bounds = {name: max(size, 1) for name, size in sizes.items()} | {"T": most}
@@ -171,7 +172,7 @@ class Parts:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_an_operation_is_its_parts(case: Case, target: Target) -> None:
+def test_an_operation_is_its_parts(case: Case, target: CpuTarget) -> None:
     for most in (1, 64):
         op, operands = case(min(most, 50))
         whole, parts = Subject.of(op, operands, target, most), Parts(op, operands, target, most)

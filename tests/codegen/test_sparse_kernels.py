@@ -31,7 +31,8 @@ from v41c.ir.ops.markov_chain import MarkovChain
 from v41c.ir.ops.rope_table import RopeTable
 from v41c.ir.ops.route import Route
 from v41c.ir.ops.window_write import WindowWrite
-from v41c.targets.target import Target, all_targets, host_target
+from v41c.targets import x86_64
+from v41c.targets.target import CpuTarget
 
 NAMES = (
     "attention",
@@ -65,11 +66,11 @@ ABSOLUTE = {
     "rope_table": 2e-7,  # one unit in the last place of torch's, one rounding of ours
     "route": 24 * 2.0**-24 * 4,
 }
-TARGETS = [target for target in all_targets() if set(target.features) <= set(host_target().features)]
+TARGETS = [target for target in x86_64.TARGETS if set(target.features) <= set(x86_64.host().features)]
 
 
 @pytest.fixture(params=TARGETS, ids=lambda target: target.name)
-def target(request: pytest.FixtureRequest) -> Target:
+def target(request: pytest.FixtureRequest) -> CpuTarget:
     """Every target that this machine runs."""
     return request.param  # type: ignore[no-any-return]
 
@@ -92,7 +93,7 @@ def token_count(example: Example) -> int:
 
 
 @cache
-def built(name: str, target: Target) -> tuple[Library, tuple[tuple[Subject, ...], ...]]:
+def built(name: str, target: CpuTarget) -> tuple[Library, tuple[tuple[Subject, ...], ...]]:
     """Kernels for every example of an operation: for many tokens and, last, for one where a test uses it."""
     variants = [
         tuple(
@@ -115,7 +116,7 @@ def check(name: str, got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_examples(name: str, target: Target) -> None:
+def test_examples(name: str, target: CpuTarget) -> None:
     library, variants = built(name, target)
     for example, subjects in zip(examples(name), variants, strict=True):
         expected = reference(example.op, example.operands)
@@ -124,7 +125,7 @@ def test_examples(name: str, target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_tokens(name: str, target: Target) -> None:
+def test_no_tokens(name: str, target: CpuTarget) -> None:
     library, variants = built(name, target)
     example = examples(name)[0]
     operands = rows_of(example.op, example.operands, slice(0))
@@ -204,7 +205,7 @@ class Sequence:
     ],
 )
 def test_attention_of_any_cut(
-    heads: int, width: int, window: int, topk: int, dtype: torch.dtype, target: Target
+    heads: int, width: int, window: int, topk: int, dtype: torch.dtype, target: CpuTarget
 ) -> None:
     sequence = Sequence(20, heads, width, window, topk, dtype)
     write_op = WindowWrite()
@@ -226,7 +227,7 @@ def test_attention_of_any_cut(
         assert same(sequence.run(library, subjects, cuts), whole)
 
 
-def test_attention_to_nothing_is_zero(target: Target) -> None:
+def test_attention_to_nothing_is_zero(target: CpuTarget) -> None:
     sequence = Sequence(3, 3, 32, 8, 0, torch.bfloat16)
     for tokens in (1, 3):
         operands = list(sequence.operands(0, tokens, sequence.window))
@@ -238,7 +239,7 @@ def test_attention_to_nothing_is_zero(target: Target) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2])
-def test_attention_at_release_width(tokens: int, target: Target) -> None:
+def test_attention_at_release_width(tokens: int, target: CpuTarget) -> None:
     normal = seeded(5)
     count, width = 600, 512
     selection = torch.stack([normal(count).argsort()[:512].sort().values.int() for _ in range(tokens)])
@@ -299,7 +300,7 @@ def exact_cases() -> Iterator[tuple[Op, Operands]]:
     yield IndexTopk(2, count + 50, 0.25, block), (*base, None)
 
 
-def test_selection_is_exact_whatever_the_cut(target: Target) -> None:
+def test_selection_is_exact_whatever_the_cut(target: CpuTarget) -> None:
     cases = [
         (op, operands, [Subject.of(op, operands, target, tokens) for tokens in (1, 3, 20)])
         for op, operands in exact_cases()
@@ -317,7 +318,7 @@ def test_selection_is_exact_whatever_the_cut(target: Target) -> None:
             assert same(single.call(library, rows_of(op, operands, [row]))[0], expected[row : row + 1])
 
 
-def test_selection_ignores_rows_that_were_never_written(target: Target) -> None:
+def test_selection_ignores_rows_that_were_never_written(target: CpuTarget) -> None:
     q, weights, keys = exact_index(3, 4, 64, 400)
     plain = formats.unpack(keys, "fp4_e8m0_32", 64)
     positions, slots = ints(150, 199, 20), ints(0, 1, 1)
@@ -331,7 +332,7 @@ def test_selection_ignores_rows_that_were_never_written(target: Target) -> None:
         assert same(subject.call(library, operands)[0], reference(op, packed)[0])
 
 
-def test_inexact_scores_choose_alike_away_from_the_cut(target: Target) -> None:
+def test_inexact_scores_choose_alike_away_from_the_cut(target: CpuTarget) -> None:
     normal = seeded(9)
     q = formats.round_trip(normal(2, 32, 128, dtype="bf16"), "fp4_e8m0_32")
     operands = (q, normal(2, 32, dtype="bf16"), formats.pack(normal(1, 5000, 128), "fp4_e8m0_32"))
@@ -368,7 +369,7 @@ def hard_rows(rows: int, width: int) -> Tensor:
     return x.bfloat16()
 
 
-def test_packed_rows_equal_the_format_bit_for_bit(target: Target) -> None:
+def test_packed_rows_equal_the_format_bit_for_bit(target: CpuTarget) -> None:
     x = hard_rows(64, 96)
     positions, slots = torch.arange(64, dtype=torch.int32), torch.ones(64, dtype=torch.int32)
     cases: list[tuple[Op, Operands, str, int]] = []
@@ -387,7 +388,7 @@ def test_packed_rows_equal_the_format_bit_for_bit(target: Target) -> None:
         assert same(got, reference(op, operands)[0])
 
 
-def test_pooling_of_any_cut(target: Target) -> None:
+def test_pooling_of_any_cut(target: CpuTarget) -> None:
     normal = seeded(3)
     tokens, width, ratio = 19, 40, 4
     k, gate = normal(tokens, width), normal(tokens, width)
@@ -419,7 +420,7 @@ def test_pooling_of_any_cut(target: Target) -> None:
 
 
 @pytest.mark.parametrize("name", PER_TOKEN)
-def test_a_token_does_not_depend_on_its_neighbours(name: str, target: Target) -> None:
+def test_a_token_does_not_depend_on_its_neighbours(name: str, target: CpuTarget) -> None:
     library, variants = built(name, target)
     for example, subjects in zip(examples(name), variants, strict=True):
         whole = subjects[0].call(library, example.operands)
@@ -430,7 +431,7 @@ def test_a_token_does_not_depend_on_its_neighbours(name: str, target: Target) ->
                     assert same(all_rows[row : row + 1], one)
 
 
-def test_rope_tables_of_a_million_positions(target: Target) -> None:
+def test_rope_tables_of_a_million_positions(target: CpuTarget) -> None:
     op = RopeTable(64, 160000.0, 16.0, 65536, 32.0, 1.0, -1)
     generator = torch.Generator().manual_seed(0)
     positions = torch.randint(0, 1 << 20, (4096,), dtype=torch.int32, generator=generator)
@@ -445,7 +446,7 @@ def test_rope_tables_of_a_million_positions(target: Target) -> None:
 
 
 @pytest.mark.parametrize("score", ["sqrtsoftplus", "sigmoid", "softmax"])
-def test_routing_to_many_experts(score: str, target: Target) -> None:
+def test_routing_to_many_experts(score: str, target: CpuTarget) -> None:
     normal = seeded(4)
     logits, bias = normal(40, 384, scale=3.0), normal(384, scale=0.1)
     logits[0] = 0.0  # the lower of equal experts
@@ -474,7 +475,7 @@ def _margins(op: Route, logits: Tensor, bias: Tensor) -> Tensor:
     return ranked[:, op.experts - 1] - ranked[:, op.experts]
 
 
-def test_hashes_are_exact(target: Target) -> None:
+def test_hashes_are_exact(target: CpuTarget) -> None:
     generator = torch.Generator().manual_seed(1)
     multipliers = (76632096046245, 4839876093313, 35959672319349, 73987337458391)
     primes = (16000057, 16000063, 15999989, 16000079, 9999991, 9999973)
@@ -490,7 +491,7 @@ def test_hashes_are_exact(target: Target) -> None:
     assert same(got, reference(op, operands)[0])
 
 
-def test_a_table_beyond_two_gibibytes(target: Target) -> None:
+def test_a_table_beyond_two_gibibytes(target: CpuTarget) -> None:
     op, count = EngramLookup("bf16"), 9_000_000
     # pages of zeros that are never touched take no memory
     table = torch.from_numpy(np.zeros((count, 256), np.uint8))
@@ -510,7 +511,7 @@ def test_a_table_beyond_two_gibibytes(target: Target) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-def test_drafts_follow_their_own_logits(dtype: str, target: Target) -> None:
+def test_drafts_follow_their_own_logits(dtype: str, target: CpuTarget) -> None:
     normal = seeded(6)
     vocabulary, rank = 1003, 24
     logits, embed = normal(7, vocabulary), normal(vocabulary, rank, dtype=dtype)
@@ -528,7 +529,7 @@ def test_drafts_follow_their_own_logits(dtype: str, target: Target) -> None:
 
 
 def test_results_do_not_depend_on_threads() -> None:
-    target = host_target()
+    target = x86_64.host()
     sequence = Sequence(20, 17, 64, 8, 6, torch.bfloat16)
     cases = list(exact_cases())[-2:]
     cases.append((sequence.op, sequence.operands(0, 20, sequence.window)))

@@ -11,7 +11,8 @@ import pytest
 from tests.codegen.harness import Array, Library, aligned
 from v41c.codegen.cpu import numeric, tir
 from v41c.codegen.kernel import CpuKernel
-from v41c.targets.target import Target, all_targets, host_target
+from v41c.targets import x86_64
+from v41c.targets.target import CpuTarget
 
 Lanewise = Callable[[tir.Expr], tir.Expr]
 
@@ -46,13 +47,13 @@ def lanewise(name: str, function: Lanewise) -> CpuKernel:
 
 
 KERNELS = {name: lanewise(name, function) for name, function in FUNCTIONS.items()}
-TARGETS = [target for target in all_targets() if set(target.features) <= set(host_target().features)]
+TARGETS = [target for target in x86_64.TARGETS if set(target.features) <= set(x86_64.host().features)]
 
 
 @pytest.fixture(scope="module", params=TARGETS, ids=lambda target: target.name)
 def library(request: pytest.FixtureRequest) -> Library:
     """All functions, for every target that this machine runs."""
-    target: Target = request.param
+    target: CpuTarget = request.param
     return Library(list(KERNELS.values()), target)
 
 

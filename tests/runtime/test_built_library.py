@@ -18,7 +18,7 @@ from v41c.manifest import KERNELS_FILE, Argument, BufferEntry, Command, Manifest
 from v41c.runtime.artifact import Engine
 from v41c.runtime.cpu import CpuDevice, Library
 from v41c.runtime.states import States
-from v41c.targets.target import host_target
+from v41c.targets import x86_64
 
 K, M, MOST = 24, 21, 40
 WEIGHT = np.random.default_rng(3).standard_normal((M, K)).astype(np.float32)
@@ -30,7 +30,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> CpuDevice:
     folder = tmp_path_factory.mktemp("engine")
     x, y = TensorType(DType.F32, ("T", K)), TensorType(DType.F32, ("T", M))
     weight = TensorType(DType.F32, (M, K))
-    target = host_target()
+    target = x86_64.host()
     kernels = {
         tokens: kernel_for(Linear(out="f32"), (x, weight, None), (y,), target, {"T": tokens}) for tokens in (1, MOST)
     }
@@ -112,9 +112,9 @@ def test_a_library_built_anew_in_its_old_place_is_the_new_one(tmp_path: Path) ->
     opened = []
     for rows in (M, M + 1):
         types = (TensorType(DType.F32, ("T", K)), TensorType(DType.F32, (rows, K)), None)
-        kernel = kernel_for(Linear(out="f32"), types, (TensorType(DType.F32, ("T", rows)),), host_target(), {"T": 1})
+        kernel = kernel_for(Linear(out="f32"), types, (TensorType(DType.F32, ("T", rows)),), x86_64.host(), {"T": 1})
         (tmp_path / KERNELS_FILE).parent.mkdir(exist_ok=True)
         (tmp_path / KERNELS_FILE).unlink(missing_ok=True)
-        build_library([kernel], host_target(), tmp_path / KERNELS_FILE)
+        build_library([kernel], x86_64.host(), tmp_path / KERNELS_FILE)
         opened.append(Library(SimpleNamespace(kernels_path=tmp_path / KERNELS_FILE)))  # type: ignore[arg-type]
         assert opened[-1].address(kernel.symbol)

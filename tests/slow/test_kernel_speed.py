@@ -15,10 +15,11 @@ from v41c.ir.ops.linear import Linear
 from v41c.ir.ops.moe_experts import MoeExperts
 from v41c.ir.types import DType, TensorType
 from v41c.machine import Limits
-from v41c.targets.target import Target, all_targets, host_target
+from v41c.targets import x86_64
+from v41c.targets.target import CpuTarget
 
 ROWS, COLUMNS = 2304, 5120  # an expert of the release
-TARGETS = [target for target in all_targets() if set(target.features) <= set(host_target().features)]
+TARGETS = [target for target in x86_64.TARGETS if set(target.features) <= set(x86_64.host().features)]
 
 Kinds = tuple[TensorType | None, ...]
 
@@ -46,13 +47,13 @@ def seconds(work: Sequence[Callable[[], None]], repeats: int) -> float:
     return min(took)
 
 
-def report(target: Target, what: str, measured: float, limit: float, unit: str) -> float:
+def report(target: CpuTarget, what: str, measured: float, limit: float, unit: str) -> float:
     print(f"{target.name} {what}: {measured / 1e9:.1f} of {limit / 1e9:.1f} {unit}, {measured / limit:.0%}")
     return measured / limit
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_fp8_products(target: Target) -> None:
+def test_fp8_products(target: CpuTarget) -> None:
     limits, generator = Limits(), np.random.default_rng(0)
     op = Linear("bf16")
     kinds = (kind("bf16", "T", COLUMNS), kind("f8e4m3", ROWS, COLUMNS), kind("e8m0", ROWS // 32, COLUMNS // 32))
@@ -77,7 +78,7 @@ def test_fp8_products(target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_fp4_experts(target: Target) -> None:
+def test_fp4_experts(target: CpuTarget) -> None:
     limits, generator = Limits(), np.random.default_rng(0)
     experts, chosen = 12, 6
     op: Op = MoeExperts(10.0, "fp8_e8m0_32")
