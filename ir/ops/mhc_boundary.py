@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any
 
-from v41c.ir import formats
-from v41c.ir.op import Example, Op, seeded
-from v41c.ir.ops.hc_coefficients import HcCoefficients
-from v41c.ir.ops.hc_mix import HcMix
+from v41c.ir.fused import FusedOp, Run
+from v41c.ir.op import Example, seeded
 from v41c.ir.ops.hc_update import HcUpdate
-from v41c.ir.ops.rms_norm import RmsNorm
+from v41c.ir.ops.mhc_enter import MhcEnter
 from v41c.ir.types import TensorType
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class MhcBoundary(Op):
+class MhcBoundary(FusedOp):
     """X' = update(X, y, post, comb);  u = norm(mix(X', pre));  pre', post', comb' = coefficients(X')
 
     The composition of `hc_update`, `hc_mix`, `rms_norm` and `hc_coefficients`, with their roundings. `format` adds the
@@ -31,7 +26,6 @@ class MhcBoundary(Op):
     eps: float
     iterations: int
     format: str
-    traced: ClassVar[bool] = False
 
     def infer(
         self,
@@ -45,51 +39,17 @@ class MhcBoundary(Op):
         base: TensorType,
         weight: TensorType,
     ) -> tuple[TensorType, ...]:
-        update, mix, norm, coefficients = self.parts()
-        updated = update.infer(stream, y, post, comb)
-        u = norm.infer(mix.infer(updated, pre), weight)
-        quantized = () if self.format == "none" else (u,)
-        return updated, u, *quantized, *coefficients.infer(updated, fn, scale, base)
+        return self.inferred(stream, y, post, comb, pre, fn, scale, base, weight)
 
-    def parts(self) -> tuple[HcUpdate, HcMix, RmsNorm, HcCoefficients]:
-        """The operations this one is composed of."""
-        coefficients = HcCoefficients(self.norm_eps, self.eps, self.iterations)
-        return HcUpdate(), HcMix(), RmsNorm(self.norm_eps), coefficients
+    @property
+    def entry(self) -> MhcEnter:
+        """What happens to the new stream."""
+        return MhcEnter(self.norm_eps, self.eps, self.iterations, self.format)
 
-    def reference(
-        self,
-        stream: Tensor,
-        y: Tensor,
-        post: Tensor,
-        comb: Tensor,
-        pre: Tensor,
-        fn: Tensor,
-        scale: Tensor,
-        base: Tensor,
-        weight: Tensor,
-    ) -> tuple[Tensor, ...]:
-        update, mix, norm, coefficients = self.parts()
-        updated = update.reference(stream, y, post, comb)
-        u = norm.reference(mix.reference(updated, pre), weight)
-        quantized = () if self.format == "none" else (formats.round_trip(u, self.format),)
-        return updated, u, *quantized, *coefficients.reference(updated, fn, scale, base)
-
-    def flops(
-        self,
-        stream: TensorType,
-        y: TensorType,
-        post: TensorType,
-        comb: TensorType,
-        pre: TensorType,
-        fn: TensorType,
-        scale: TensorType,
-        base: TensorType,
-        weight: TensorType,
-    ) -> int:
-        update, mix, norm, coefficients = self.parts()
-        x = mix.infer(stream, pre)
-        total = update.flops(stream, y, post, comb) + mix.flops(stream, pre) + norm.flops(x, weight)
-        return total + coefficients.flops(stream, fn, scale, base) + (0 if self.format == "none" else 3 * x.elements)
+    def compose(self, run: Run, *operands: Any) -> tuple[Any, ...]:
+        stream, y, post, comb, *rest = operands
+        (updated,) = run(HcUpdate(), stream, y, post, comb)
+        return updated, *self.entry.compose(run, updated, *rest)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

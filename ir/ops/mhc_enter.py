@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any
 
-from v41c.ir import formats
-from v41c.ir.op import Example, Op, seeded
+from v41c.ir.fused import FusedOp, Run
+from v41c.ir.op import Example, seeded
 from v41c.ir.ops.hc_coefficients import HcCoefficients
 from v41c.ir.ops.hc_mix import HcMix
 from v41c.ir.ops.rms_norm import RmsNorm
+from v41c.ir.ops.round_trip import RoundTrip
 from v41c.ir.types import TensorType
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class MhcEnter(Op):
+class MhcEnter(FusedOp):
     """u = norm(mix(X, pre));  pre', post', comb' = coefficients(X)
 
     The composition of `hc_mix`, `rms_norm` and `hc_coefficients`, with their roundings, for the first sublayer of a
@@ -30,7 +28,6 @@ class MhcEnter(Op):
     eps: float
     iterations: int
     format: str
-    traced: ClassVar[bool] = False
 
     def infer(
         self,
@@ -41,36 +38,19 @@ class MhcEnter(Op):
         base: TensorType,
         weight: TensorType,
     ) -> tuple[TensorType, ...]:
-        mix, norm, coefficients = self.parts()
-        u = norm.infer(mix.infer(stream, pre), weight)
-        quantized = () if self.format == "none" else (u,)
-        return u, *quantized, *coefficients.infer(stream, fn, scale, base)
+        return self.inferred(stream, pre, fn, scale, base, weight)
 
-    def parts(self) -> tuple[HcMix, RmsNorm, HcCoefficients]:
-        """The operations this one is composed of."""
-        return HcMix(), RmsNorm(self.norm_eps), HcCoefficients(self.norm_eps, self.eps, self.iterations)
+    @property
+    def coefficients(self) -> HcCoefficients:
+        """What predicts the next mixes."""
+        return HcCoefficients(self.norm_eps, self.eps, self.iterations)
 
-    def reference(
-        self, stream: Tensor, pre: Tensor, fn: Tensor, scale: Tensor, base: Tensor, weight: Tensor
-    ) -> tuple[Tensor, ...]:
-        mix, norm, coefficients = self.parts()
-        u = norm.reference(mix.reference(stream, pre), weight)
-        quantized = () if self.format == "none" else (formats.round_trip(u, self.format),)
-        return u, *quantized, *coefficients.reference(stream, fn, scale, base)
-
-    def flops(
-        self,
-        stream: TensorType,
-        pre: TensorType,
-        fn: TensorType,
-        scale: TensorType,
-        base: TensorType,
-        weight: TensorType,
-    ) -> int:
-        mix, norm, coefficients = self.parts()
-        x = mix.infer(stream, pre)
-        total = mix.flops(stream, pre) + norm.flops(x, weight) + coefficients.flops(stream, fn, scale, base)
-        return total + (0 if self.format == "none" else 3 * x.elements)
+    def compose(self, run: Run, *operands: Any) -> tuple[Any, ...]:
+        stream, pre, fn, scale, base, weight = operands
+        (mixed,) = run(HcMix(), stream, pre)
+        (u,) = run(RmsNorm(self.norm_eps), mixed, weight)
+        quantized = () if self.format == "none" else run(RoundTrip(self.format), u)
+        return u, *quantized, *run(self.coefficients, stream, fn, scale, base)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
