@@ -6,7 +6,6 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -28,6 +27,8 @@ from v41c.manifest import (
 from v41c.runtime.bounds import check_manifest
 
 Bytes = npt.NDArray[np.uint8]
+#: kinds of devices that run engines
+KINDS = ("cpu", "cuda")
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -82,16 +83,16 @@ class Engine:
             )
 
 
-def load(path: str | Path, *, target: Literal["cpu"] = "cpu") -> Engine:
-    """The engine in a folder, for a device of kind `target`.
+def load(path: str | Path) -> Engine:
+    """The engine in a folder.
 
     ArtifactError, one line naming the file, for a folder that is no engine; a file missing, extra, of another size or
-    content than at compile time; another format version, target or processor; anything in the manifest that points
-    outside what it indexes.
+    content than at compile time; another format version, an unknown kind of target, another processor; anything in the
+    manifest that points outside what it indexes.
     """
     folder = Path(path)
     content = _read_manifest(folder)
-    _check_header(folder / MANIFEST_FILE, content, target)
+    _check_header(folder / MANIFEST_FILE, content)
     if not is_intact(content):
         raise ArtifactError(f"{folder / MANIFEST_FILE}: damaged: its SHA-256 differs: compile the engine again")
     try:
@@ -115,7 +116,7 @@ def _read_manifest(folder: Path) -> bytes:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _check_header(path: Path, content: bytes, target: str) -> None:
+def _check_header(path: Path, content: bytes) -> None:
     try:
         header = msgspec.json.decode(content, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -125,9 +126,8 @@ def _check_header(path: Path, content: bytes, target: str) -> None:
             f"{path}: format version: expected {FORMAT_VERSION}, got {header.format_version}: "
             "compile the engine with this version of v41c"
         )
-    # A target's name starts with its kind: "cpu:x86-64-v4".
-    if header.target.partition(":")[0] != target:
-        raise ArtifactError(f"{path}: target: expected {target}, got {header.target!r}: compile with --target {target}")
+    if kind_of(header.target) not in KINDS:
+        raise ArtifactError(f"{path}: target: expected one of {', '.join(KINDS)}, got {header.target!r}")
     present = cpu_features()
     lacking = [feature for feature in header.cpu_features if feature not in present]
     if lacking:
@@ -135,6 +135,11 @@ def _check_header(path: Path, content: bytes, target: str) -> None:
             f"{path}: compiled for a processor with {', '.join(lacking)}, which this one lacks: "
             "compile the engine on this machine"
         )
+
+
+def kind_of(target: str) -> str:
+    """The kind of device that a target's name starts with: cpu of cpu:x86-64-v4."""
+    return target.partition(":")[0]
 
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

@@ -15,12 +15,14 @@ from v41c.manifest import (
     WEIGHTS_FILE,
     Argument,
     BufferEntry,
+    Command,
     Manifest,
     Program,
     StateEntry,
     capacities,
 )
 
+_GRID_AXES = 3
 #: inputs that the runtime makes for each step, all i32: `rows` has dimension R, the others T
 BATCH_INPUTS = {"tokens": "T", "positions": "T", "slots": "T", "first": "T", "rows": "R"}
 #: inputs of each graph beyond those: outputs of the graph that runs before it
@@ -82,7 +84,8 @@ class _Check:
         self.programs()
 
     def files(self) -> None:
-        self.require(KERNELS_FILE in self.manifest.files, "files", f"an entry {KERNELS_FILE}", "none")
+        for file in [cubin.file for cubin in self.manifest.cubins.values()] or [KERNELS_FILE]:
+            self.require(file in self.manifest.files, "files", f"an entry {file}", "none")
         self.require(
             (WEIGHTS_FILE in self.manifest.files) == self.manifest.has_weights,
             "files",
@@ -172,6 +175,7 @@ class _Check:
             "arena": program.arena_bytes + 1,  # an empty workspace may lie at the very end
             "weight": len(self.manifest.weights),
             "state": len(self.manifest.states),
+            "counters": self.manifest.counter_bytes,
             "dim": len(self.manifest.dims),
         }
         for number, command in enumerate(program.commands):
@@ -182,6 +186,26 @@ class _Check:
             self.require(named, f"{where}: command {number}", "a kernel's name", repr(command.kernel))
             for result in command.results:
                 self.within(f"{where}: command {number} ({command.op}): results", result, len(program.values))
+            self.launches(f"{where}: command {number} ({command.op})", command)
+
+    def launches(self, where: str, command: Command) -> None:
+        """Of a CUDA engine: every kernel has launches, and they find their cubins, arguments and dimensions."""
+        if not self.manifest.cubins:
+            return
+        self.require(command.kernel in self.manifest.launches, where, "launches of its kernel", "none")
+        for launch in self.manifest.launches[command.kernel]:
+            self.require(launch.cubin in self.manifest.cubins, where, "the cubin of a launch", launch.cubin)
+            cubin = self.manifest.cubins[launch.cubin]
+            same = len(launch.parameters) == len(cubin.parameters)
+            self.require(same, where, f"{len(cubin.parameters)} parameters", len(launch.parameters))
+            for parameter in launch.parameters:
+                self.within(f"{where}: parameters", parameter.argument, len(command.arguments))
+                self.require(parameter.offset >= 0, where, "an offset of at least 0 bytes", parameter.offset)
+            self.require(len(launch.grid) == _GRID_AXES, where, f"{_GRID_AXES} axes of blocks", len(launch.grid))
+            for axis in launch.grid:
+                self.require(axis.count >= 0 and axis.tile >= 1, where, "an axis of blocks", axis)
+                if axis.dim is not None:
+                    self.within(f"{where}: grid", axis.dim, len(self.manifest.dims))
 
     def refuse_argument(self, where: str, arguments: Sequence[Argument], limits: Mapping[str, int]) -> None:
         for place, argument in enumerate(arguments):

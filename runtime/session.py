@@ -12,9 +12,9 @@ import numpy.typing as npt
 from v41c.errors import ContextError, UsageError
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine
-from v41c.runtime.cpu import CpuDevice
-from v41c.runtime.device import Device, Observe
-from v41c.runtime.states import Array, States
+from v41c.runtime.device import Observe
+from v41c.runtime.devices import open_device
+from v41c.runtime.states import Array
 from v41c.runtime.steps import Floats, Ints, Plan, Run, Steps, last_rows
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
@@ -64,8 +64,7 @@ class Session:
         engine.require_weights()
         self.engine = engine
         self.max_context = context
-        states = States.allocate(limits, slots, context, poison=poison)
-        self._device: Device = CpuDevice(engine, states, threads=threads)
+        self._device = open_device(engine, slots, context, threads=threads, poison=poison)
         self._steps = Steps(engine, self._device, slots, drafting=drafting, observe=observe)
         self._drafting = drafting
         self._lengths: list[int | None] = [0] * slots

@@ -101,8 +101,8 @@ def test_a_dangling_link_is_no_file(folder: Path) -> None:
 def test_version_target_and_processor_come_first(built: Built, tmp_path: Path) -> None:
     newer = write_engine(built, tmp_path / "newer", format_version=99)
     refused(newer, "manifest.json: format version: expected 1, got 99: compile the engine with this version")
-    other = write_engine(built, tmp_path / "other", target="cuda:sm_90")
-    refused(other, "manifest.json: target: expected cpu, got 'cuda:sm_90': compile with --target cpu")
+    other = write_engine(built, tmp_path / "other", target="tpu:v5")
+    refused(other, "manifest.json: target: expected one of cpu, cuda, got 'tpu:v5'")
     features = write_engine(built, tmp_path / "features", cpu_features=["avx1024", "sse9"])
     refused(features, "compiled for a processor with avx1024, sse9, which this one lacks: compile the engine on this")
     # Edited by hand, the version is still what is reported.

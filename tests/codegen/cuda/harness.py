@@ -18,7 +18,7 @@ from v41c.ir.op import Op
 from v41c.ir.types import TensorType
 from v41c.targets.cuda import CudaTarget
 
-_TORCH = {
+TORCH_TYPES = {
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
     "i32": torch.int32,
@@ -85,6 +85,6 @@ def _launch(launch: Launch, values: Mapping[str, Array | int], dims: Mapping[str
 def _argument(value: Array | int, kind: str, offset: int) -> Tensor | int:
     if isinstance(value, int):
         return value
-    dtype = _TORCH[kind.removeprefix("*")]
+    dtype = TORCH_TYPES[kind.removeprefix("*")]
     flat = torch.from_numpy(value.reshape(-1).view("u1"))[offset:]
     return flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)

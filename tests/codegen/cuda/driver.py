@@ -1,0 +1,149 @@
+"""A CUDA driver without a GPU: memory of this process, and launches in Triton's interpreter or only looked at."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.codegen.cuda.harness import TORCH_TYPES
+from tests.codegen.cuda.interpreter import install
+from v41c.manifest import CubinEntry
+from v41c.runtime.artifact import Engine
+from v41c.runtime.states import Array
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch as the driver was asked for it: pointers as integers, the last two are the scratch pointers."""
+
+    entry: CubinEntry
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    values: tuple[int, ...]
+
+
+@dataclass
+class HostDriver:
+    """Runs an engine's launches on memory of this process. `launched` has every one, in order.
+
+    With `interpret` they are run in Triton's interpreter; without, only looked at.
+    """
+
+    engine: Engine
+    interpret: bool = True
+    launched: list[Launched] = field(default_factory=list)
+    blocks: dict[int, Array] = field(default_factory=dict)
+    recording: list[Launched] | None = None
+
+    @property
+    def capability(self) -> int | None:
+        """That of the engine."""
+        return self.engine.manifest.cuda_capability
+
+    @property
+    def free_bytes(self) -> int:
+        """Plenty."""
+        return 1 << 40
+
+    def allocate(self, size: int, what: str) -> int:
+        """Memory full of NaN bytes."""
+        room = np.full(size + 256, 0xFF, np.uint8)
+        block = room[-room.ctypes.data % 256 :][:size]
+        self.blocks[block.ctypes.data] = block
+        return block.ctypes.data
+
+    def register(self, array: Array) -> int:
+        """The memory itself."""
+        self.blocks[array.ctypes.data] = array.view(np.uint8)
+        return array.ctypes.data
+
+    def fill(self, address: int, value: int, size: int) -> None:
+        """Set every byte."""
+        if size:
+            self.inside(address)[:size] = value
+
+    def upload(self, address: int, array: Array) -> None:
+        """Copy an array into a block."""
+        if array.nbytes:
+            self.inside(address)[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def download(self, array: Array, address: int) -> None:
+        """Copy from a block."""
+        if array.nbytes:
+            array.reshape(-1).view(np.uint8)[:] = self.inside(address)[: array.nbytes]
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy between blocks."""
+        if size:
+            self.inside(target)[:size] = self.inside(source)[:size]
+
+    def kernel(self, cubin: bytes, function: str, shared_bytes: int) -> Any:
+        """The manifest's entry of a cubin, found by its content."""
+        for entry in self.engine.manifest.cubins.values():
+            if (self.engine.path / entry.file).read_bytes() == cubin and entry.function == function:
+                return entry
+        raise ValueError(f"{function}: expected a cubin of {self.engine.path}")
+
+    def launch(self, kernel: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int) -> None:
+        """Read the parameters as the driver would, and launch or record."""
+        count = len(kernel.parameters) + 2
+        addresses = (ctypes.c_uint64 * count).from_address(parameters)
+        kinds = [kind for _, kind in kernel.parameters] + ["*u8", "*u8"]
+        readers = {"i32": ctypes.c_int32, "i64": ctypes.c_int64}
+        values = tuple(
+            readers.get(kind, ctypes.c_uint64).from_address(address).value
+            for kind, address in zip(kinds, addresses, strict=True)
+        )
+        launched = Launched(kernel, grid, threads, shared_bytes, values)
+        if self.recording is not None:
+            self.recording.append(launched)
+        else:
+            self._run(launched)
+
+    def begin_recording(self) -> None:
+        """Keep launches from now on."""
+        self.recording = []
+
+    def end_recording(self) -> Any:
+        """What was kept."""
+        recorded, self.recording = self.recording, None
+        return recorded
+
+    def replay(self, recording: Any) -> None:
+        """Launch what was kept."""
+        for launched in recording:
+            self._run(launched)
+
+    def synchronize(self) -> None:
+        """Nothing is ever under way."""
+
+    def inside(self, address: int) -> Array:
+        """The rest of the block that an address lies in; ValueError outside of all."""
+        for begin, block in self.blocks.items():
+            if begin <= address < begin + block.nbytes:
+                return block[address - begin :]
+        raise ValueError(f"address {address:#x}: expected one inside a block")
+
+    def _run(self, launched: Launched) -> None:
+        self.launched.append(launched)
+        if not self.interpret:
+            return
+        install()
+        entry = launched.entry
+        arguments = {
+            name: self._tensor(value, kind) if kind.startswith("*") else value
+            for (name, kind), value in zip(entry.parameters, launched.values, strict=False)
+        }
+        function = getattr(importlib.import_module(entry.module), entry.function)
+        function[launched.grid](**arguments, **entry.constants)
+
+    def _tensor(self, address: int, kind: str) -> torch.Tensor:
+        dtype = TORCH_TYPES[kind.removeprefix("*")]
+        rest = self.inside(address)
+        return torch.from_numpy(rest[: rest.nbytes // dtype.itemsize * dtype.itemsize]).view(dtype)
