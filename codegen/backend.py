@@ -44,7 +44,7 @@ class Backend(Protocol):
     ) -> Kernel:
         """The kernel of `op` at these types; UnsupportedError names operation, target and reason."""
 
-    def build(
+    def build_kernels(
         self, kernels: Sequence[Any], target: Any, dims: Sequence[str], folder: Path, workshop: Workshop
     ) -> Built:
         """Write the kernels' files into an engine's folder; `dims` are the manifest's."""

@@ -329,7 +329,7 @@ def _build(
     from v41c.codegen.backend import Workshop, backend_of
 
     workshop = Workshop(kept.objects, cache_folder() / "cubins", progress)
-    return backend_of(target).build(kernels, target, dims, folder, workshop)
+    return backend_of(target).build_kernels(kernels, target, dims, folder, workshop)
 
 
 def _write(

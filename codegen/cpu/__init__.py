@@ -45,7 +45,7 @@ def kernel_for(
     return kernel
 
 
-def build(
+def build_kernels(
     kernels: Sequence[CpuKernel], target: CpuTarget, dims: Sequence[str], folder: Path, workshop: Workshop
 ) -> Built:
     """One shared library of all kernels."""

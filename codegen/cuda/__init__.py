@@ -51,7 +51,7 @@ def kernel_for(
     return kernel
 
 
-def build(
+def build_kernels(
     kernels: Sequence[CudaKernel], target: CudaTarget, dims: Sequence[str], folder: Path, workshop: Workshop
 ) -> Built:
     """A cubin per Triton function, and the launches that every kernel is made of."""
