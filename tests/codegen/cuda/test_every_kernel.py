@@ -20,6 +20,8 @@ from v41c.targets.cuda import SM_90
 NAMES = [name for name in sorted(op_types()) if has_kernel(name)]
 ABSOLUTE = 400 * 2.0**-24 * 10
 RELATIVE = 2.0**-6
+#: operations whose rows say where they stand among all of the step's: some of them are no operands
+WHOLE = ("engram_lookup_ordered",)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -35,6 +37,8 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def test_examples(name: str, tokens: int) -> None:
     for example in op_types()[name].examples():
         operands = rows_of(example.op, example.operands, slice(tokens))
+        if name in WHOLE and example.operands[0] is not None and len(example.operands[0]) > tokens:
+            continue
         subject = Subject.of(example.op, operands, SM_90, tokens)
         for ours, theirs in zip(subject.call(operands), reference(example.op, operands), strict=True):
             close(ours, theirs)

@@ -1,0 +1,354 @@
+"""Mixtures of experts in two launches: gate, up and activation; down and the sum over a token's experts.
+
+A block takes some rows of one expert's weights and the tokens that chose it:
+
+- one token: a block for each of its experts, on the vector units (memory-bound; `fp4` has the arithmetic);
+- up to 16: a block for each pair of a token and a choice. The first pair with an expert takes every token that chose
+  it, the others end at once, so that weights are read once and nothing has to be sorted;
+- more: pairs are sorted by expert in a launch of their own, integers only, and cut into tiles of one expert's tokens.
+  Tile i of expert e is number ⌊start(e) / BT⌋ + e + i, which no two tiles share.
+
+The shared expert is one more expert that every token chose. Outputs of pairs lie in the workspace, as the operation
+rounds them, until the last block of some rows adds them up in the order of the experts. A token's experts are distinct.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from v41c.codegen.cuda.expert_tiles import assigned, products, sort_pairs
+from v41c.codegen.cuda.frame import Buffer, Extent, Frame
+from v41c.codegen.cuda.kernel import Axis, Constant, CudaKernel
+from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.numeric import round_groups
+from v41c.errors import UnsupportedError
+from v41c.ir import formats
+from v41c.ir.types import DType, TensorType
+from v41c.targets.cuda import CudaTarget
+
+Arguments = dict[str, Buffer | Extent | Constant]
+
+#: token counts up to which pairs are matched in the blocks themselves
+_FEW = 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of weights, tokens and columns of a block's step; columns of the shared expert's."""
+
+    m: int
+    t: int
+    k: int
+    shared_k: int
+
+
+def tile_of(weight: TensorType, tokens: int) -> Tile:
+    """The tile for a stack of weights at up to `tokens` tokens, 4 warps a block.
+
+    One token: 32 rows, a group of the activation's format. A thread has 4 loads of 16 bytes of fp4 in flight for each
+    matrix, and release experts make 504 blocks. More: 64 rows fill the tensor cores' first operand. A release step of
+    512 tokens gives an expert 8 of them on average, so that tiles wider than 32 would multiply zeros.
+    """
+    if tokens == 1:
+        return Tile(32, 1, 512 if weight.dtype == DType.F4E2M1 else 128, 128)
+    columns = 32 if weight.dtype == DType.F32 else 128
+    return Tile(64, 16 if tokens <= _FEW else 32, columns, columns)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The launches of `moe_experts`; of `moe_layer`, if there is a `shared_format`."""
+
+    frame: Frame
+    limit: float
+    format: str
+    shared_format: str | None = None
+    #: dtype of the shared expert's products
+    shared_out: str = "f32"
+
+    def kernel(self, target: CudaTarget) -> CudaKernel:
+        """The kernel, or UnsupportedError for widths that are no whole groups."""
+        self._check(target)
+        frame, stack = self.frame, self.frame.type_of("w1")
+        width, inner = int(stack.shape[2]), int(stack.shape[1])
+        tile = tile_of(stack, self._bound)
+        inputs: Arguments = {"x": frame.operand("x"), "weights": frame.operand("weights")}
+        inputs |= {"M": inner, "K": width, "LIMIT": self.limit} | _format("", self.format)
+        outputs: Arguments = {"out": frame.result(0), "M": width, "K": inner}
+        outputs["SLOTS"] = triton.next_power_of_2(self._choices)
+        element = _element(frame.type_of("x").dtype)
+        hidden = frame.workspace(self._bound * self._choices * inner, element)
+        parts = frame.workspace(self._bound * self._choices * width, element)
+        inputs |= {"hidden": hidden} | self._weights("w1", "w3")
+        outputs |= {"hidden": hidden, "parts": parts} | self._weights("w2")
+        rows = max(inner, self._add_shared(inputs, outputs))
+        common = self._common(tile)
+        frame.launch(expert_hidden, common | inputs, self._grid(rows, tile), stages=3)
+        outputs["counters"] = frame.counters(-(-width // tile.m))
+        frame.launch(expert_outputs, common | outputs, self._grid(width, tile), stages=3)
+        return frame.kernel()
+
+    @property
+    def _bound(self) -> int:
+        return self.frame.bound(self.frame.type_of("ids").shape[0])
+
+    @property
+    def _choices(self) -> int:
+        return int(self.frame.type_of("ids").shape[1])
+
+    def _check(self, target: CudaTarget) -> None:
+        for prefix, name in (("", self.format), ("shared_", self.shared_format)):
+            if name is None:
+                continue
+            kind = self.frame.type_of(f"{prefix}w1")
+            inner, width = (int(dim) for dim in kind.shape[-2:])
+            unit = 32 if kind.dtype in (DType.F4E2M1, DType.F8E4M3) else 1
+            if inner % max(_format("", name)["GROUP"], unit) or width % unit:
+                raise UnsupportedError(
+                    f"{self.frame.op.name()} on {target.name}: {prefix}w1: expected whole groups of its formats, "
+                    f"got {inner} rows of {width}"
+                )
+
+    def _weights(self, *names: str) -> Arguments:
+        """Weights and their scales; fp4 as words of eight values."""
+        found: Arguments = {}
+        for name in names:
+            weight = self.frame.operand(name)
+            words = weight is not None and self.frame.type_of(name).dtype == DType.F4E2M1
+            found[name] = weight.cast("i32") if weight is not None and words else weight
+            found[f"{name}_scale"] = self.frame.operand(f"{name}_scale")
+        return found
+
+    def _add_shared(self, inputs: Arguments, outputs: Arguments) -> int:
+        """The shared expert's arguments of both launches; how many rows its first products have."""
+        frame = self.frame
+        if self.shared_format is None:
+            names = [f"shared_{name}{scale}" for name in ("w1", "w3") for scale in ("", "_scale")]
+            inputs |= dict.fromkeys(("shared_x", "shared_hidden", *names)) | {"SHARED_INNER": 0}
+            inputs |= _format("SHARED_", "none")
+            outputs |= dict.fromkeys(("shared_hidden", "shared_w2", "shared_w2_scale", "shared_parts"))
+            outputs["SHARED_INNER"] = 0
+            return 0
+        inner, width = (int(dim) for dim in frame.type_of("shared_w1").shape)
+        element = _element(DType(self.shared_out))
+        made: Arguments = {"shared_hidden": frame.workspace(self._bound * inner, element), "SHARED_INNER": inner}
+        inputs |= made | self._weights("shared_w1", "shared_w3") | _format("SHARED_", self.shared_format)
+        inputs["shared_x"] = frame.operand("shared_x")
+        outputs |= made | self._weights("shared_w2")
+        outputs["shared_parts"] = frame.workspace(self._bound * width, element)
+        return inner
+
+    def _common(self, tile: Tile) -> Arguments:
+        """Arguments of both launches, and the launch that sorts pairs if there are many."""
+        frame, stack = self.frame, self.frame.type_of("w1")
+        experts, tokens = int(stack.shape[0]), self.frame.type_of("ids").shape[0]
+        given: Arguments = {"ids": frame.operand("ids"), "T": frame.extent(tokens)}
+        given |= {"CHOICES": self._choices, "EXPERTS": experts}
+        made: Arguments = {"starts": None, "order": None}
+        if self._bound > _FEW:
+            pairs = self._bound * self._choices
+            made = {"starts": frame.workspace(experts + 1, "i32"), "order": frame.workspace(pairs, "i32")}
+            blocks = -(-(experts + 1 + pairs) // 128)
+            sizes: Arguments = {"BLOCK": 128, "STEP": 32}
+            frame.launch(sort_pairs, given | made | sizes, (blocks, frame.tiles(tokens, self._bound)))
+        tiles: Arguments = {"BM": tile.m, "BT": tile.t, "BK": tile.k, "SHARED_BK": tile.shared_k}
+        tiles["BOUND"] = triton.next_power_of_2(self._choices if self._bound <= _FEW else experts)
+        return given | made | tiles | {"FP4": stack.dtype == DType.F4E2M1, "SHARED": self._shared_places(tile)}
+
+    def _shared_places(self, tile: Tile) -> int:
+        """Places of the shared expert: one for every token, or one for every tile of sorted ones."""
+        if self.shared_format is None:
+            return 0
+        return 1 if self._bound <= _FEW else -(-self._bound // tile.t)
+
+    def _grid(self, rows: int, tile: Tile) -> tuple[Axis | int, ...]:
+        tokens, row_tiles = self.frame.type_of("ids").shape[0], -(-rows // tile.m)
+        if self._bound <= _FEW:
+            return row_tiles, self.frame.tiles(tokens, 1, self._choices + self._shared_places(tile))
+        tiles = self._bound * self._choices // tile.t + int(self.frame.type_of("w1").shape[0])
+        return row_tiles, tiles + self._shared_places(tile), self.frame.tiles(tokens, self._bound)
+
+
+def _element(dtype: DType) -> str:
+    return "fp32" if dtype == DType.F32 else "bf16"
+
+
+def _format(prefix: str, name: str) -> dict[str, Constant]:
+    return {f"{prefix}FORMAT": name, f"{prefix}GROUP": 1 if name == "none" else formats.FORMATS[name].group}
+
+
+@jit
+def _activation(
+    gate: tl.tensor,
+    up: tl.tensor,
+    gain: tl.tensor,
+    hidden: tl.tensor,
+    BT: tl.constexpr,
+    BM: tl.constexpr,
+    LIMIT: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tl.tensor:
+    """gain · silu(min(gate, LIMIT)) · clamp(up, ±LIMIT) [BT, BM], rounded to the dtype of `hidden`, then to FORMAT."""
+    g = tl.minimum(gate.to(hidden.dtype.element_ty).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    v = tl.minimum(up.to(hidden.dtype.element_ty).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    v = tl.maximum(v, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    h = tl.math.div_rn(g, 1.0 + tl.math.exp(-g)) * v
+    if gain is not None:
+        h = h * gain[:, None]
+    h = h.to(hidden.dtype.element_ty)
+    if FORMAT != "none":
+        groups = tl.reshape(h.to(tl.float32), (BT * BM // GROUP, GROUP))
+        h = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(hidden.dtype.element_ty)
+    return h
+
+
+@jit
+def expert_hidden(
+    x: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    w1: tl.tensor,
+    w1_scale: tl.tensor,
+    w3: tl.tensor,
+    w3_scale: tl.tensor,
+    hidden: tl.tensor,
+    shared_x: tl.tensor,
+    shared_w1: tl.tensor,
+    shared_w1_scale: tl.tensor,
+    shared_w3: tl.tensor,
+    shared_w3_scale: tl.tensor,
+    shared_hidden: tl.tensor,
+    starts: tl.tensor,
+    order: tl.tensor,
+    T: tl.tensor,
+    CHOICES: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SHARED: tl.constexpr,
+    BOUND: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    SHARED_INNER: tl.constexpr,
+    LIMIT: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    SHARED_FORMAT: tl.constexpr,
+    SHARED_GROUP: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    SHARED_BK: tl.constexpr,
+    FP4: tl.constexpr,
+) -> None:
+    """The inputs of last products: hidden [pairs, M] of routed experts, shared_hidden [T, SHARED_INNER]."""
+    routed, shared, expert, rows = assigned(
+        ids, starts, order, T, tl.program_id(1), CHOICES, EXPERTS, SHARED, BT, BOUND
+    )
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    if routed & (tl.program_id(0) * BM < M):
+        inputs = tl.where(rows >= 0, rows // CHOICES, -1)
+        gate, up = products(x, inputs, w1, w1_scale, w3, w3_scale, expert, m, M, K, BM, BT, BK, FP4)
+        gain = tl.load(weights + rows, mask=rows >= 0, other=0.0)
+        h = _activation(gate, up, gain, hidden, BT, BM, LIMIT, FORMAT, GROUP)
+        tl.store(hidden + rows[:, None] * M + m[None, :], h, mask=(rows[:, None] >= 0) & (m[None, :] < M))
+    if shared_x is not None:
+        own = shared & (tl.program_id(0) * BM < SHARED_INNER)
+        if own:
+            gate, up = products(
+                *(shared_x, rows, shared_w1, shared_w1_scale, shared_w3, shared_w3_scale),
+                *(tl.zeros((), tl.int32), m, SHARED_INNER, K, BM, BT, SHARED_BK, False),
+            )
+            h = _activation(gate, up, None, shared_hidden, BT, BM, LIMIT, SHARED_FORMAT, SHARED_GROUP)
+            place = shared_hidden + rows[:, None] * SHARED_INNER + m[None, :]
+            tl.store(place, h, mask=(rows[:, None] >= 0) & (m[None, :] < SHARED_INNER))
+
+
+@jit
+def expert_outputs(
+    hidden: tl.tensor,
+    ids: tl.tensor,
+    w2: tl.tensor,
+    w2_scale: tl.tensor,
+    parts: tl.tensor,
+    shared_hidden: tl.tensor,
+    shared_w2: tl.tensor,
+    shared_w2_scale: tl.tensor,
+    shared_parts: tl.tensor,
+    out: tl.tensor,
+    counters: tl.tensor,
+    starts: tl.tensor,
+    order: tl.tensor,
+    T: tl.tensor,
+    CHOICES: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    SHARED: tl.constexpr,
+    BOUND: tl.constexpr,
+    SLOTS: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    SHARED_INNER: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    SHARED_BK: tl.constexpr,
+    FP4: tl.constexpr,
+) -> None:
+    """parts [pairs, M] and shared_parts [T, M] by products; out [T, M] by the last block of a tile of rows."""
+    routed, shared, expert, rows = assigned(
+        ids, starts, order, T, tl.program_id(1), CHOICES, EXPERTS, SHARED, BT, BOUND
+    )
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = (rows[:, None] >= 0) & (m[None, :] < M)
+    if routed:
+        y, _ = products(hidden, rows, w2, w2_scale, None, None, expert, m, M, K, BM, BT, BK, FP4)
+        tl.store(parts + rows[:, None] * M + m[None, :], y.to(parts.dtype.element_ty), mask=inside)
+    if shared_hidden is not None:
+        place = shared_parts + rows[:, None] * M + m[None, :]
+        if shared:
+            y, _ = products(
+                *(shared_hidden, rows, shared_w2, shared_w2_scale, None, None),
+                *(tl.zeros((), tl.int32), m, M, SHARED_INNER, BM, BT, SHARED_BK, False),
+            )
+            tl.store(place, y.to(shared_parts.dtype.element_ty), mask=inside)
+    tl.debug_barrier()
+    done = tl.atomic_add(counters + tl.program_id(0), 1, sem="acq_rel", scope="gpu")
+    if done == tl.num_programs(1) - 1:
+        tl.debug_barrier()
+        _add_up(ids, parts, shared_parts, out, T, m, CHOICES, SLOTS, M, BM, BT)
+        tl.store(counters + tl.program_id(0), 0)
+
+
+@jit
+def _add_up(
+    ids: tl.tensor,
+    parts: tl.tensor,
+    shared_parts: tl.tensor,
+    out: tl.tensor,
+    T: tl.tensor,
+    m: tl.tensor,
+    CHOICES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    M: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+) -> None:
+    """out[t, m] = Σ parts[t, choice, m], experts ascending, + shared_parts[t, m] in f32: what blocks wrote just now."""
+    slot = tl.arange(0, SLOTS)
+    for first in range(0, T, BT):
+        t = first + tl.arange(0, BT)
+        inside = (t[:, None] < T) & (m[None, :] < M)
+        chosen = (t[:, None] < T) & (slot[None, :] < CHOICES)
+        expert = tl.load(ids + t[:, None] * CHOICES + slot[None, :], mask=chosen, other=2**31 - 1)
+        rank = tl.sum((expert[:, None, :] < expert[:, :, None]).to(tl.int32), axis=2)
+        total = tl.zeros((BT, BM), tl.float32)
+        for number in tl.static_range(CHOICES):
+            choice = tl.max(tl.where(rank == number, slot[None, :], 0), axis=1)
+            place = parts + (t * CHOICES + choice)[:, None] * M + m[None, :]
+            total += tl.load(place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+        if shared_parts is not None:
+            place = shared_parts + t[:, None] * M + m[None, :]
+            total += tl.load(place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
+        tl.store(out + t[:, None] * M + m[None, :], total.to(out.dtype.element_ty), mask=inside)
