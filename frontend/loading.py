@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from v41c.frontend.arithmetic import arithmetic_named
 from v41c.frontend.checkpoint import Checkpoint
 from v41c.frontend.config import ModelConfig, read_config
+from v41c.frontend.finite import check_finite
 from v41c.frontend.model import Model
 from v41c.frontend.moe import Experts
 from v41c.frontend.tensor_names import TensorFormats
@@ -60,11 +61,12 @@ def checkpoint_name(model: Model, parameter: str) -> str:
 
 
 def read_parameter(checkpoint: Checkpoint, model: Model, parameter: str) -> Tensor:
-    """The stored tensor of a parameter, stacked over experts where it is a stack."""
+    """The stored tensor of a parameter, stacked over experts where it is a stack; CheckpointError names a NaN."""
     name = checkpoint_name(model, parameter)
-    if "{}" in name:
-        return checkpoint.stack(name, model.get_parameter(parameter).shape[0])
-    return checkpoint.tensor(name)
+    count = model.get_parameter(parameter).shape[0]
+    tensor = checkpoint.stack(name, count) if "{}" in name else checkpoint.tensor(name)
+    check_finite(checkpoint, name, tensor)
+    return tensor
 
 
 def dequantize_parameters(model: Model) -> None:

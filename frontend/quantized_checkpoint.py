@@ -15,10 +15,10 @@ import torch
 from v41c.frontend.checkpoint import Checkpoint
 from v41c.frontend.config import ModelConfig
 from v41c.frontend.config_rules import check_config
+from v41c.frontend.finite import check_finite
 from v41c.frontend.quantize import GROUP, storage_of
 from v41c.frontend.quantize_bf16 import Fidelity, quantize_bf16, scales_bf16
 from v41c.frontend.tensor_names import TensorFormats, TensorSpec, expected_tensors
-from v41c.frontend.weights import check_finite
 from v41c.ir.types import DType, TensorType
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")

@@ -58,7 +58,7 @@ class Stage:
 
 def numbers_of(name: str) -> Numbers:
     """What a pass may do to the numbers."""
-    (entry,) = (entry for entry, _ in PIPELINE if entry.NAME == name)
+    (entry,) = (entry for entry, _ in PIPELINE if name == entry.NAME)
     numbers: Numbers = getattr(entry, "NUMBERS", EXACT)
     return numbers
 
@@ -72,10 +72,14 @@ def choose_passes(text: str) -> tuple[str, ...]:
     """Passes of a `--passes` value: "all" those on by default, or names to add ("+quantize") and to leave out
     ("-plan-memory"), or the names to run.
 
-    UsageError names an unknown pass, one that is added and left out, a mixture with names to run, or a required pass
-    that is missing.
+    Any default pass but the required ones may be left out: none of them needs what another leaves behind.
+
+    UsageError for no entry at all; it names an unknown pass, one that is added and left out, a mixture with names to
+    run, or a required pass that is missing.
     """
     names = tuple(entry.NAME for entry, _ in PIPELINE)
+    if not text.strip(" ,"):
+        raise UsageError("--passes: expected all, names to run, or changes (+name, -name) to what runs, got none")
     entries = [entry for entry in text.split(",") if entry and entry != "all"]
     for entry in entries:
         name = entry[1:] if entry[0] in "+-" else entry

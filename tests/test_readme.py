@@ -73,6 +73,6 @@ def test_the_continuation_is_what_the_engine_says(engine_of: EngineOf, capsys: p
 
 
 def test_the_ledger_is_that_of_the_passes() -> None:
-    table = README.partition("$ v41c compile")[2].partition("engine   ")[0]
+    table = README.partition("$ v41c compile")[2].partition("written  ")[0]
     rows = [line.split()[0] for line in table.splitlines() if re.match(r"[a-z-]+ +\d", line)]
     assert rows == ["trace", *pass_names()]

@@ -74,7 +74,7 @@ class BenchReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"engine   {self.engine} for {self.target}, {self.arithmetic} arithmetic"
+        yield f"timed    {self.engine} for {self.target}, {self.arithmetic} arithmetic"
         yield (
             f"machine  {self.machine.threads} threads, reads {self.machine.read_bytes_per_second / 1e9:.1f} GB/s, "
             f"multiplies {self.machine.flops_per_second / 1e9:.0f} Gflop/s in f32"

@@ -245,7 +245,8 @@ def compile(
 ) -> None:
     """Compile the folder CHECKPOINT into an engine.
 
-    The engine appears complete or not at all; equal inputs give equal bytes. --verify says of every pass whether it
+    The engine appears complete or not at all; equal inputs give equal bytes. An engine that is already there is
+    replaced, anything else is refused. --verify says of every pass whether it
     moved any number, by how much and in which layer it first shows; a pass that must be exact and is not: no engine,
     and exit code 1.
 
@@ -328,6 +329,8 @@ def run(
     from v41c.runtime.generate import Options
     from v41c.runtime.sampling import Sampling
 
+    if temperature == 0 and (top_p < 1 or top_k or min_p):
+        raise click.UsageError("expected --temperature above 0 beside --top-p, --top-k and --min-p: 0 is greedy.")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     options = Options(max_new_tokens, sampling, mode=prefill, replay=replay)
     report = run(engine, Prompt(text, file, tokens), options, _hide if as_json else _stream)

@@ -51,7 +51,7 @@ def compile_summary(report: CompileReport) -> str:
         [
             passes_table(report.passes, report.pass_seconds),
             "",
-            f"engine      {report.engine} for {report.target}, {report.arithmetic} arithmetic",
+            f"written     {report.engine} for {report.target}, {report.arithmetic} arithmetic",
             f"contents    {report.kernels} kernels, {bytes_text(report.weight_bytes)} of weights, at most "
             f"{bytes_text(max(report.arena_bytes.values()))} of activations",
             f"took        {sum(report.seconds.values()):.1f} s ({seconds})",

@@ -36,6 +36,8 @@ class Prompt:
     def ids(self, text: Text | None, engine: Engine) -> list[int]:
         """Token ids, the begin token in front of a text. UsageError for a prompt that is empty or not UTF-8."""
         if self.tokens is not None:
+            if not self.tokens:
+                raise UsageError("prompt: expected token ids, got none")
             return list(self.tokens)
         prompt = self.text if self.file is None else _read(self.file)
         return (text or Text(engine)).encode(prompt or "")
@@ -93,6 +95,9 @@ def run(
     text = Text(loaded) if loaded.tokenizer_path is not None else None
     ids = prompt.ids(text, loaded)
     session = Session(loaded)
+    mode = options.mode or session.default_mode
+    if mode == "full" and options.replay is not None:
+        raise UsageError("replay: expected with prefill ced only: full runs every layer over every token")
     generation = Generation(session, ids, options, text)
     load_seconds = time.perf_counter() - began
     for piece in generation:
@@ -100,15 +105,15 @@ def run(
             write(piece.text)
         elif piece.token is not None:
             write(f"{piece.token} ")
-    return _report(loaded, session, options, generation.result, load_seconds, text is not None)
+    return _report(loaded, session, mode, generation.result, load_seconds, text is not None)
 
 
 def _report(
-    engine: Engine, session: Session, options: Options, result: Result, load_seconds: float, has_text: bool
+    engine: Engine, session: Session, mode: str, result: Result, load_seconds: float, has_text: bool
 ) -> RunReport:
     return RunReport(
         engine=str(engine.path),
-        mode=options.mode or session.default_mode,
+        mode=mode,
         prompt_tokens=result.prompt_tokens,
         tokens=result.tokens,
         text=result.text if has_text else None,

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from v41c.errors import CheckpointError
 from v41c.frontend.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, TensorFormats, expected_tensors
 from v41c.frontend.config import parse_config, read_config
-from v41c.frontend.weights import array_reader, first_not_finite, tensor_reader
+from v41c.frontend.finite import first_not_finite
+from v41c.frontend.weights import array_reader, tensor_reader
 from v41c.ir.graph import Value
 from v41c.ir.torch_types import type_of
 

@@ -54,6 +54,8 @@ def test_names_to_run_keep_the_pipeline_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("", "--passes: expected all, names to run, or changes .*, got none"),
+        (" , ", "--passes: expected all, names to run, or changes .*, got none"),
         ("-polish", "--passes: unknown pass polish: expected one of"),
         ("plan-memory,-split-encoder-decoder", "got both"),
         ("-select-kernels", "--passes: select-kernels cannot be left out"),
