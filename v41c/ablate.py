@@ -20,7 +20,7 @@ from v41c.runtime.artifact import Engine, load
 from v41c.runtime.session import Session
 
 if TYPE_CHECKING:
-    from v41c.compile import Kept
+    from v41c.compile import CompileOptions
 
 Progress = Callable[[str], None]
 Phase = Literal["decode", "prefill"]
@@ -29,6 +29,8 @@ FULL, AGAIN, NONE = "every pass", "every pass, again", "no optional pass"
 #: contexts at which the cost model is asked when a pass would begin to pay, and the share that counts as paying
 _CONTEXTS = tuple(2**power for power in range(8, 21))
 _WORTH = 0.01
+#: tokens whose logits are compared, the last of them decoded one by one
+_COMPARED, _SINGLY = 104, 8
 
 
 @dataclass(frozen=True)
@@ -161,27 +163,33 @@ def without(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {FULL: tuple(names), **left, NONE: tuple(name for name in names if name in REQUIRED)}
 
 
-def _engines(
-    path: Path, given: str | Path | None, options: AblateOptions, folder: Path, progress: Progress
-) -> tuple[Path, dict[str, Engine]]:
-    """The checkpoint, and all engines by what they lack, compiled for the same target and arithmetic."""
-    from v41c.compile import CompileOptions, Kept, compile
+def subject_of(
+    path: Path, given: str | Path | None, options: AblateOptions
+) -> tuple[Path, tuple[str, ...], CompileOptions]:
+    """The checkpoint of what is ablated, the passes of the whole engine, and how everything else is compiled."""
+    from v41c.compile import CompileOptions
     from v41c.origin import checkpoint_of
     from v41c.passes.pipeline import pass_names
 
-    compiled = CompileOptions(max_context=options.bench.longest)
-    names: Sequence[str] = pass_names()
-    if (path / MANIFEST_FILE).is_file():
-        engine = load(path)
-        source = checkpoint_of(engine, None if given is None else Path(given))
-        manifest = engine.manifest
-        compiled = replace(compiled, target=manifest.target, arithmetic=manifest.arithmetic)
-        names = [entry.name for entry in manifest.passes][1:]
-    elif given is not None:
-        raise UsageError("--checkpoint: expected it with an engine, got a checkpoint already")
-    else:
-        source = path
-    kept: Kept = Kept()
+    compiled = CompileOptions(max_context=max(options.bench.longest, _COMPARED))
+    if not (path / MANIFEST_FILE).is_file():
+        if given is not None:
+            raise UsageError("--checkpoint: expected it with an engine, got a checkpoint already")
+        return path, pass_names(), compiled
+    engine = load(path)
+    source = checkpoint_of(engine, None if given is None else Path(given))
+    names = tuple(entry.name for entry in engine.manifest.passes[1:])
+    return source, names, replace(compiled, target=engine.manifest.target, arithmetic=engine.manifest.arithmetic)
+
+
+def _engines(
+    path: Path, given: str | Path | None, options: AblateOptions, folder: Path, progress: Progress
+) -> tuple[Path, dict[str, Engine]]:
+    """The checkpoint, and all engines by what they lack."""
+    from v41c.compile import Kept, compile
+
+    source, names, compiled = subject_of(path, given, options)
+    kept = Kept()
     engines = {}
     for number, (name, passes) in enumerate(without(names).items()):
 
@@ -280,10 +288,10 @@ def _ratio(ours: Sequence[float], full: Sequence[float]) -> Ratio:
 
 def _logits(engine: Engine) -> Any:
     """Of a prompt that every layer sees, in chunks and then token by token: f32 [N, V]."""
-    tokens = some_tokens(engine, 104)
+    tokens = some_tokens(engine, _COMPARED)
     session = Session(engine)
-    prompt = session.prefill_all(tokens[:96], mode="full")
-    return np.concatenate([prompt, np.stack([session.decode(int(token)) for token in tokens[96:]])])
+    prompt = session.prefill_all(tokens[:-_SINGLY], mode="full")
+    return np.concatenate([prompt, np.stack([session.decode(int(token)) for token in tokens[-_SINGLY:]])])
 
 
 def _cost(engine: Engine, context: int) -> Cost:
