@@ -11,8 +11,11 @@ Why:    which rows an Engram needs follows from token ids alone, which this pass
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from functools import partial
 
+from v41c.errors import UnsupportedError
 from v41c.ir.graph import Graph, Module, Node, Origin, Value
 from v41c.ir.op import Op
 from v41c.ir.ops.attend import Attend
@@ -35,7 +38,14 @@ _INTEGERS = (DType.I32, DType.I64, DType.BOOL)
 def run(module: Module, context: PassContext) -> Module:
     """Works on graphs whose kernels are selected, and selects those of the operations that it makes."""
     known = known_from_tokens(module)
-    return Module(tuple(_gather_once(_read_in_order(graph, known, context), context) for graph in module))
+    graphs = []
+    for graph in module:
+        for rewrite in (partial(_read_in_order, known), _gather_once):
+            # a target without kernels for what a rewrite makes keeps what it has
+            with contextlib.suppress(UnsupportedError):
+                graph = rewrite(graph, context)
+        graphs.append(graph)
+    return Module(tuple(graphs))
 
 
 # ---- Engram rows -----------------------------------------------------------------------------------------------------
@@ -65,7 +75,7 @@ def known_from_tokens(module: Module) -> set[Value]:
         reached = found
 
 
-def _read_in_order(graph: Graph, known: set[Value], context: PassContext) -> Graph:
+def _read_in_order(known: set[Value], graph: Graph, context: PassContext) -> Graph:
     lookups = [node for node in graph.nodes if isinstance(node.op, EngramLookup) and _is_unordered(node, graph, known)]
     if not lookups:
         return graph
@@ -182,8 +192,8 @@ def _seconds_saved(gather: Node, readers: list[Node], graph: Graph, context: Pas
     """What gathering saves in a step of as many tokens as the graph serves.
 
     A reader that gathers for itself reads packed rows and dequantises them to its workspace. It does neither when they
-    are gathered, but what would not have fitted into its workspace then comes from memory. Gathering does both once,
-    and writes the rows.
+    are gathered; but rows of more bytes than its workspace, which it would have gone through piece by piece, then come
+    from memory. Gathering reads and dequantises once, and writes the rows.
     """
     machine = context.machine
     if machine is None:
@@ -194,7 +204,7 @@ def _seconds_saved(gather: Node, readers: list[Node], graph: Graph, context: Pas
     saved = 0.0
     for reader in readers:
         room = reader.kernel.workspace_bytes if reader.kernel is not None else 0
-        saved += reading - max(0, written - room) / machine.memory_bytes_per_second
+        saved += reading - (written if written > room else 0) / machine.memory_bytes_per_second
     return saved - reading - written / machine.memory_bytes_per_second - machine.launch_seconds
 
 

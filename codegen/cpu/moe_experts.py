@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 from v41c.codegen.cpu import gemm, gemv, numeric, packed, quantize, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.product import Tasks, share, weight_layouts
-from v41c.codegen.cpu.sparse import Types, required
+from v41c.codegen.cpu.sparse import Types, array, required
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr, Local
 from v41c.codegen.kernel import CpuKernel
 from v41c.errors import UnsupportedError
@@ -197,7 +197,9 @@ class Experts:
     def totals(self, token: Expr, strip: Expr, width: int) -> list[Local]:
         """The sums over a token's experts at a strip of outputs, from its hidden activations."""
         totals = [tir.local(tir.const(0.0, LANES)) for _ in range(width)]
-        with tir.loop(self.chosen) as j:
+        order = self._ascending(token)
+        with tir.loop(self.chosen) as i:
+            j = tir.let(tir.i64(order[i]))
             place = tir.let(token * self.chosen + j)
             expert, start = tir.let(tir.i64(self.ids[place])), tir.let(self._hidden_at(j))
 
@@ -208,6 +210,16 @@ class Experts:
             for total, value in zip(totals, gemv.dot(self.w2, self.w2.strip_of(expert, strip, width), x), strict=True):
                 total.set(total.value + tir.let(self._rounded(value)))
         return totals
+
+    def _ascending(self, token: Expr) -> Buffer:
+        """Which of a token's choices is its i-th expert: outputs add up in the order of the experts."""
+        order, first = array(self.chosen, "int32"), tir.let(token * self.chosen)
+        with tir.loop(self.chosen) as j:
+            expert, rank = tir.let(self.ids[first + j]), tir.local(T.int32(0))
+            with tir.loop(self.chosen) as other:
+                rank.set(rank.value + tir.cast(self.ids[first + other] < expert, "int32"))
+            tir.put(order, tir.i64(rank.value), tir.cast(j, "int32"))
+        return order
 
     def _out_at(self, token: Expr) -> Expr:
         """Index of a token's sum."""

@@ -24,6 +24,8 @@ class CacheWrite(Op):
     ratio: int
     format: str
     states: ClassVar[tuple[str, ...]] = ("cache",)
+    #: every row has its own place, whichever token comes first
+    exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = ((("x", 0), ("positions", 0), ("slots", 0)),)
 
     def infer(self, cache: TensorType, x: TensorType, positions: TensorType, slots: TensorType) -> TensorType:
         self.require_dtype("x", x, *FLOATS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from v41c.ir import formats
 from v41c.ir.op import FLOATS, Example, Op, product, seeded
@@ -27,6 +27,8 @@ class MoeExperts(Op):
 
     limit: float
     format: str
+    #: a token's experts in any order, with their weights: the sum is in the order of the experts
+    exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = ((("ids", 1), ("weights", 1)),)
 
     def infer(
         self,

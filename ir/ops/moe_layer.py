@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from v41c.ir import formats
 from v41c.ir.fused import FusedOp, Run
@@ -33,6 +33,8 @@ class MoeLayer(FusedOp):
     format: str
     shared_format: str
     out: str
+    #: as in `moe_experts`
+    exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = MoeExperts.exchangeable
 
     def infer(
         self,
