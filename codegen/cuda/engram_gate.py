@@ -11,6 +11,7 @@ import triton.language as tl
 from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.numeric import sigmoid
 
 if TYPE_CHECKING:
     from v41c.ir.ops.engram_gate import EngramGate
@@ -75,7 +76,7 @@ def gate_copy(
     s = s * tl.math.rsqrt(tl.sum(x_squares, axis=0) / WIDTH + EPS)
     s = s * tl.math.rsqrt(tl.sum(k_squares, axis=0) / WIDTH + EPS)
     root = tl.math.sqrt_rn(tl.maximum(tl.abs(s), 1e-6, propagate_nan=tl.PropagateNan.ALL))
-    gate = 1.0 / (1.0 + tl.math.exp(tl.where(s.to(tl.int32, bitcast=True) < 0, root, -root)))
+    gate = sigmoid(tl.where(s.to(tl.int32, bitcast=True) < 0, -root, root))
     if image is not None:
         gate = tl.where(tl.load(image + token) != 0, 0.0, gate)
     for start in range(0, WIDTH, BLOCK):

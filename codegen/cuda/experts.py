@@ -24,6 +24,7 @@ from v41c.codegen.cuda.frame import Buffer, Extent, Frame
 from v41c.codegen.cuda.kernel import Axis, Constant, CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import round_groups
+from v41c.codegen.cuda.swiglu import gated
 from v41c.errors import UnsupportedError
 from v41c.ir import formats
 from v41c.ir.types import DType, TensorType
@@ -193,16 +194,14 @@ def _activation(
     GROUP: tl.constexpr,
 ) -> tl.tensor:
     """gain · silu(min(gate, LIMIT)) · clamp(up, ±LIMIT) [BT, BM], rounded to the dtype of `hidden`, then to FORMAT."""
-    g = tl.minimum(gate.to(hidden.dtype.element_ty).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    v = tl.minimum(up.to(hidden.dtype.element_ty).to(tl.float32), LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    v = tl.maximum(v, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    h = tl.math.div_rn(g, 1.0 + tl.math.exp(-g)) * v
+    dtype = hidden.dtype.element_ty
+    h = gated(gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32), LIMIT)
     if gain is not None:
         h = h * gain[:, None]
-    h = h.to(hidden.dtype.element_ty)
+    h = h.to(dtype)
     if FORMAT != "none":
         groups = tl.reshape(h.to(tl.float32), (BT * BM // GROUP, GROUP))
-        h = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(hidden.dtype.element_ty)
+        h = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(dtype)
     return h
 
 

@@ -38,12 +38,12 @@ class Tile:
 
 
 def tile_of(weight: TensorType, tokens: int) -> Tile:
-    """The tile at up to `tokens` tokens. Choosing for 16 tokens at a time takes 32 lanes of each of 256 threads."""
+    """The tile at up to `tokens` tokens. Choosing among 512 experts for 8 tokens takes 16 lanes of 256 threads."""
     if tokens == 1:
         return Tile(4, 1, 1024, 1, 1, 4)
     columns = 32 if weight.dtype == DType.F32 else 128
     splits = max(1, min(8, int(weight.shape[1]) // 512))
-    return Tile(32, 16, columns, splits, 16, 8) if tokens <= 16 else Tile(64, 64, columns, splits, 16, 8)
+    return Tile(32, 16, columns, splits, 8, 8) if tokens <= 16 else Tile(64, 32, columns, splits, 8, 8)
 
 
 def kernel(

@@ -8,6 +8,13 @@ from v41c.codegen.cuda.language import jit
 
 
 @jit
+def sigmoid(x: tl.tensor) -> tl.tensor:
+    """1 / (1 + e^-x), with no exponential of a large number."""
+    small = tl.math.exp(-tl.abs(x))
+    return tl.where(x < 0.0, small, 1.0) / (1.0 + small)
+
+
+@jit
 def decode_e8m0(codes: tl.tensor) -> tl.tensor:
     """f32 values 2^(code − 127) of u8 codes."""
     exponents = codes.to(tl.int32)

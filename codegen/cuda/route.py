@@ -11,6 +11,7 @@ import triton.language as tl
 from v41c.codegen.cuda.frame import Buffer, Frame
 from v41c.codegen.cuda.kernel import Constant, CudaKernel
 from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.numeric import sigmoid
 
 if TYPE_CHECKING:
     from v41c.ir.ops.gate import Gate
@@ -66,7 +67,7 @@ def _score(logits: tl.tensor, inside: tl.tensor, SCORE: tl.constexpr, TEMPERATUR
         score = tl.math.sqrt_rn(tl.maximum(x, 0.0) + _log1p(tl.math.exp(-tl.abs(x))))
         score = tl.where(x != x, x, score)
     elif SCORE == "sigmoid":
-        score = 1.0 / (1.0 + tl.math.exp(-x))
+        score = sigmoid(x)
     else:
         x = tl.where(inside, x, float("-inf"))
         above = tl.math.exp(x - tl.max(x, axis=1)[:, None])

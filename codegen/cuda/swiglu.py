@@ -9,6 +9,7 @@ import triton.language as tl
 from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.numeric import sigmoid
 from v41c.codegen.cuda.rows import row_blocks
 from v41c.ir.op import Op
 from v41c.ir.types import TensorType
@@ -39,8 +40,9 @@ def kernel(
 @jit
 def gated(gate: tl.tensor, up: tl.tensor, LIMIT: tl.constexpr) -> tl.tensor:
     """silu(min(gate, limit)) · clamp(up, −limit, limit) of f32 values."""
-    bounded = tl.minimum(gate, LIMIT)
-    return bounded / (1.0 + tl.exp(-bounded)) * tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    bounded = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    factor = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return bounded * sigmoid(bounded) * tl.maximum(factor, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @jit
