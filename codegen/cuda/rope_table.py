@@ -14,7 +14,6 @@ from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.rows import power_of_two
-from v41c.ir.op import Op
 from v41c.ir.ops.rope_table import RopeTable
 from v41c.ir.types import TensorType
 from v41c.targets.cuda import CudaTarget
