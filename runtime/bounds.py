@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from v41c.errors import ArtifactError
@@ -74,7 +74,9 @@ class _Check:
         for name in ("max_context", "slots", "vocabulary", "window"):
             self.require(getattr(manifest, name) >= 1, name, "at least 1", getattr(manifest, name))
         self.require(manifest.draft_block >= 0, "draft_block", "at least 0", manifest.draft_block)
-        for name in ("eos_token", "bos_token", "draft_noise_token"):
+        for token in manifest.eos_tokens:
+            self.within("eos_tokens", token, manifest.vocabulary)
+        for name in ("bos_token", "draft_noise_token"):
             token = getattr(manifest, name)
             if token is not None:
                 self.within(name, token, manifest.vocabulary)
@@ -178,6 +180,7 @@ class _Check:
             "counters": self.manifest.counter_bytes,
             "dim": len(self.manifest.dims),
         }
+        offsets = {value.offset for value in program.values}
         for number, command in enumerate(program.commands):
             # A full message per argument would be built tens of thousands of times to be thrown away.
             if any(_outside(argument, limits[argument.kind]) for argument in command.arguments):
@@ -186,7 +189,22 @@ class _Check:
             self.require(named, f"{where}: command {number}", "a kernel's name", repr(command.kernel))
             for result in command.results:
                 self.within(f"{where}: command {number} ({command.op}): results", result, len(program.values))
+            self.places(f"{where}: command {number} ({command.op})", program, command, offsets)
             self.launches(f"{where}: command {number} ({command.op})", command)
+
+    def places(self, where: str, program: Program, command: Command, offsets: Set[int]) -> None:
+        """What a command is told of the arena: values at their places, its results last, behind them a workspace.
+
+        The workspace is optional. Without results the last place may be either; it was found to lie in the arena.
+        """
+        told = [argument.index for argument in command.arguments if argument.kind == "arena"]
+        results = [program.values[index].offset for index in command.results]
+        begin = len(told) - len(results)
+        if not results or told[begin:] != results:
+            begin = max(0, begin - 1)
+            self.require(told[begin : begin + len(results)] == results, where, f"results at {results}", told)
+        for offset in told[:begin]:
+            self.require(offset in offsets, where, "arguments at the places of values", offset)
 
     def launches(self, where: str, command: Command) -> None:
         """Of a CUDA engine: every kernel has launches, and they find their cubins, arguments and dimensions."""

@@ -17,7 +17,7 @@ StopReason = Literal["end token", "max new tokens", "context limit"]
 
 @dataclass(frozen=True)
 class Options:
-    """How to generate. `mode`, `replay` and `chunk` as in `Session.prefill`; `stop_tokens` besides the end token."""
+    """How to generate. `mode`, `replay` and `chunk` as in `Session.prefill`; `stop_tokens` besides the end tokens."""
 
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
@@ -82,8 +82,7 @@ class Generation:
         self._options = options
         self._stream = text.stream() if text else None
         self._slot = slot
-        end = session.engine.manifest.eos_token
-        self._stop_tokens = {*options.stop_tokens, *(() if end is None else (end,))}
+        self._stop_tokens = {*options.stop_tokens, *session.engine.manifest.eos_tokens}
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[Piece]:

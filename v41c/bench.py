@@ -280,7 +280,7 @@ def some_tokens(engine: Engine, count: int) -> Tokens:
     """Random ordinary tokens, always the same, i32 [count]: every expert, Engram row and cache line gets its turn."""
     manifest = engine.manifest
     named = [manifest.config.get(name) for name in ("image_token_id", "pad_token_id", "engram_pad_id")]
-    special = {manifest.bos_token, manifest.eos_token, manifest.draft_noise_token, *named}
+    special = {manifest.bos_token, *manifest.eos_tokens, manifest.draft_noise_token, *named}
     ordinary = [token for token in range(manifest.vocabulary) if token not in special]
     return np.random.default_rng(0).choice(np.array(ordinary, np.int32), count)
 

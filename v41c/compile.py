@@ -101,10 +101,9 @@ class Source:
         return self.config.bos_id
 
     @property
-    def eos_token(self) -> int | None:
-        """End token of the configuration, else of the tokenizer."""
-        ids = self.config.eos_ids or (self.tokenizer.eos_ids if self.tokenizer is not None else ())
-        return next(iter(ids), None)
+    def eos_tokens(self) -> list[int]:
+        """End tokens of the configuration, else of the tokenizer: any of them ends a text."""
+        return list(self.config.eos_ids or (self.tokenizer.eos_ids if self.tokenizer is not None else ()))
 
 
 Progress = Callable[[str], None]
@@ -383,7 +382,7 @@ def _write(
         causal_encoder_decoder=not reason,
         why_not_ced=reason,
         vocabulary=config.vocab_size,
-        eos_token=source.eos_token,
+        eos_tokens=source.eos_tokens,
         bos_token=source.bos_token,
         draft_block=config.dspark_block_size if config.has_draft else 0,
         draft_noise_token=config.dspark_noise_token_id if config.has_draft else None,

@@ -183,7 +183,7 @@ class Manifest(msgspec.Struct, frozen=True):
     causal_encoder_decoder: bool
     why_not_ced: str
     vocabulary: int
-    eos_token: int | None
+    eos_tokens: list[int]
     bos_token: int | None
     draft_block: int
     draft_noise_token: int | None = None

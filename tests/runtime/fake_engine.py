@@ -182,7 +182,7 @@ def write_engine(
         causal_encoder_decoder=True,
         why_not_ced="",
         vocabulary=VOCABULARY,
-        eos_token=None,
+        eos_tokens=[],
         bos_token=None,
         draft_block=BLOCK,
         draft_noise_token=NOISE,

@@ -77,7 +77,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> CpuDevice:
         causal_encoder_decoder=False,
         why_not_ced="",
         vocabulary=M,
-        eos_token=None,
+        eos_tokens=[],
         bos_token=None,
         draft_block=0,
     )

@@ -62,9 +62,9 @@ def test_no_new_tokens_is_a_prefill(engine: Engine) -> None:
 
 def test_the_end_token_stops_and_is_not_text(engine: Engine, built: Built, tmp_path: Path) -> None:
     wanted = greedy_tokens(PROMPT, 12)
-    end = wanted[6]
+    end, never = wanted[6], next(token for token in range(VOCABULARY) if token not in wanted)
     before = wanted[: wanted.index(end)]
-    ending = load(write_engine(built, tmp_path / "toy", eos_token=end))
+    ending = load(write_engine(built, tmp_path / "toy", eos_tokens=[never, end]))
     for one, stops in ((ending, ()), (engine, (end,))):
         generation = Generation(Session(one), PROMPT, Options(12, mode="full", stop_tokens=stops))
         assert [piece.token for piece in generation] == before

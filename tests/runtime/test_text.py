@@ -24,7 +24,7 @@ HEAVY = settings(max_examples=100, deadline=None, suppress_health_check=[HealthC
 def engine(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """An engine with the shipped checkpoint's tokenizer. Its graphs are the toy's and are not run."""
     folder = tmp_path_factory.mktemp("text") / "toy"
-    return load(write_engine(built, folder, tokenizer=SHIPPED.read_bytes(), bos_token=0, eos_token=1))
+    return load(write_engine(built, folder, tokenizer=SHIPPED.read_bytes(), bos_token=0, eos_tokens=[1]))
 
 
 @pytest.fixture(scope="module")
