@@ -1,6 +1,9 @@
-"""Products of activations with stored weights: one tile of output, whatever the weight is stored as.
+"""Products of activations with stored weights, whatever the weight is stored as.
 
 A tile's sum runs over k in the same steps for every row, so that a token's result does not depend on its neighbours.
+Where tiles alone would leave multiprocessors idle, k is split over several blocks; the last of a tile to finish adds
+their sums in ascending k.
+
 Weights are dequantised to what the tensor cores multiply: e4m3 times a power of two is exact in bf16, and so are
 activations after their round trip, so products are exact and sums are f32. Hopper's fp8 products would save half of the
 tensor cores' time, and spend it again on the vector units: with scales of 32 elements on both sides, every accumulator
@@ -9,41 +12,95 @@ has to be scaled and added once per instruction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton.language as tl
 
+from v41c.codegen.cuda.frame import Buffer, Extent, Frame
+from v41c.codegen.cuda.kernel import Constant
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.numeric import decode_e8m0
-from v41c.ir.types import DType, TensorType
+from v41c.codegen.cuda.numeric import decode_e8m0, round_groups
+from v41c.ir.types import Dim, DType
+from v41c.targets.cuda import CudaTarget
+
+#: blocks that share a tile's sum at most: the last of them reads the sums of all
+_MOST_SPLITS = 16
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A tile of output rows M (of the weight) by tokens T, over steps of K; threads in warps."""
+    """A tile of output rows M (of the weight) by tokens T, over steps of K; threads in warps; a pipeline of loads."""
 
     m: int
     t: int
     k: int
     warps: int
     stages: int
+    #: blocks that share the sum of a tile
+    splits: int = 1
+
+    def tiles(self, rows: int, groups: int = 1) -> int:
+        """Tiles of a weight of `groups` times `rows` rows for one tile of tokens."""
+        return -(-rows // self.m) * groups
+
+    def split(self, tiles: int, columns: int, blocks: int, least: int) -> Tiling:
+        """With splits that make about `blocks` of `tiles`, each with `least` steps or more."""
+        steps = -(-columns // self.k)
+        wanted = max(1, min(-(-blocks // tiles), steps // least, _MOST_SPLITS))
+        # as many as have something to do
+        return replace(self, splits=-(-steps // -(-steps // wanted)))
 
 
-def tiling(weight: TensorType, tokens: int) -> Tiling:
-    """The tile for a weight [M, K] at up to `tokens` tokens.
+def tiling(
+    dtype: DType,
+    rows: tuple[int, ...],
+    columns: int,
+    tokens: int,
+    target: CudaTarget,
+    groups: int = 1,
+    least_rows: int = 1,
+) -> Tiling:
+    """The tile for weights of these rows times `groups`, at up to `tokens` tokens.
 
-    One token: memory-bound. 8 rows of 512 give every thread of 4 warps 16 bytes of fp8 twice, and a release product
-    of 1,536 rows 192 blocks for 132 multiprocessors. Up to 16: the weight's rows fill the tensor cores' 64 and the
-    tokens their 16, so that memory is still read once. More: 128 x 128 reads a byte per 128 multiplications; f32
-    tiles of 64 x 64 stay in registers.
+    Up to 16 tokens are memory-bound: a multiprocessor needs some 40 KB in flight, two blocks of 24 KB or more. One
+    token: a step of 8 rows of 512 fp8 is 4 KB, 32 bytes a thread, six steps deep. Up to 16: the weight's rows fill the
+    tensor cores' 64 and the tokens their 16, so that memory is read once; a step is 8 KB, four deep. More: 128 x 128
+    reads a byte per 128 multiplications; 64 x 64 where those tiles are too few; f32 tiles of 32 x 32 stay in registers.
     """
+    wide = dtype == DType.F32
+    blocks, least = (2 * target.multiprocessors, 4) if tokens <= 16 else (target.multiprocessors, 16)
     if tokens == 1:
-        return Tiling(8, 1, 256 if weight.dtype == DType.F32 else 512, 4, 3)
-    if tokens <= 16:
-        return Tiling(64, 16, 64 if weight.dtype == DType.F32 else 128, 4, 3)
-    if weight.dtype == DType.F32:
-        return Tiling(32, 32, 32, 4, 2)
-    return Tiling(128, 128, 64, 8, 3)
+        m = max(8, least_rows)
+        tile = Tiling(m, 1, (256 if wide else 512) * 8 // m, 4, 6)
+    elif tokens <= 16:
+        tile = Tiling(64, 16, 32 if wide else 128, 4, 4)
+    elif wide:
+        tile = Tiling(32, 32, 32, 4, 2)
+    else:
+        tile = Tiling(128, 128, 64, 8, 3)
+        if _tiles(tile, rows, groups, tokens) < target.multiprocessors:
+            tile = Tiling(64, 64, 64, 4, 4)
+    return tile.split(_tiles(tile, rows, groups, tokens), columns, blocks, least)
+
+
+def _tiles(tile: Tiling, rows: tuple[int, ...], groups: int, tokens: int) -> int:
+    return sum(tile.tiles(count, groups) for count in rows) * -(-tokens // tile.t)
+
+
+def shared_sums(
+    frame: Frame, tile: Tiling, rows: int, tokens: Dim, groups: int = 1
+) -> tuple[Buffer | Constant, Buffer | Constant]:
+    """Workspace for the sums of blocks that share a tile, and the tiles' counters; None where none is shared."""
+    if tile.splits == 1:
+        return None, None
+    tiles = tile.tiles(rows, groups) * -(-frame.bound(tokens) // tile.t)
+    return frame.workspace(tiles * tile.splits * tile.m * tile.t, "fp32"), frame.counters(tiles)
+
+
+def constants(frame: Frame, tile: Tiling, columns: int, tokens: Dim) -> dict[str, Extent | Constant]:
+    """The arguments of `product_block` that products of one input have in common."""
+    shape: dict[str, Extent | Constant] = {"T": frame.extent(tokens), "K": columns, "SPLITS": tile.splits}
+    return shape | {"BM": tile.m, "BT": tile.t, "BK": tile.k, "STAGES": tile.stages}
 
 
 @jit
@@ -67,32 +124,81 @@ def load_weight(
 
 
 @jit
-def product_tile(
+def product_block(
     x: tl.tensor,
     weight: tl.tensor,
     scale: tl.tensor,
     y: tl.tensor,
+    partials: tl.tensor,
+    counters: tl.tensor,
     T: tl.tensor,
-    m_block: tl.tensor,
+    block: tl.tensor,
     t_block: tl.tensor,
     M: tl.constexpr,
     K: tl.constexpr,
-    X_STRIDE: tl.constexpr,
-    Y_STRIDE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPLITS: tl.constexpr,
     BM: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
 ) -> None:
-    """y[t, m] = Σ_k x[t, k] · weight[m, k] for a tile of BM rows of the weight and BT tokens."""
-    m = m_block * BM + tl.arange(0, BM)
+    """y[t, g·M + m] = Σ_k x[t, g, k] · weight[g·M + m, k] for one block: a tile's sum over its share of k.
+
+    Blocks of a tile follow one another, then tiles of M rows, then groups. With a FORMAT of GROUP elements, y is
+    rounded to its type, then to the format and back.
+    """
+    TILES: tl.constexpr = (M + BM - 1) // BM
+    STEPS: tl.constexpr = ((K + BK - 1) // BK + SPLITS - 1) // SPLITS
+    tile = block // SPLITS
+    split = block % SPLITS
+    group = tile // TILES
+    row = (tile % TILES) * BM + tl.arange(0, BM)
+    m = group * M + row
+    t = t_block * BT + tl.arange(0, BT)
+    first = split * (STEPS * BK)
+    source = x + t.to(tl.int64) * (GROUPS * K) + group * K
     if BT == 1:
-        total = _row_sums(x + t_block.to(tl.int64) * X_STRIDE, weight, scale, m, M, K, BM, BK)
-        tl.store(y + t_block.to(tl.int64) * Y_STRIDE + m, total.to(y.dtype.element_ty), mask=m < M)
+        sums = _row_sums(source, weight, scale, m, first, GROUPS * M, K, STEPS, BM, BK, STAGES)
     else:
-        t = t_block * BT + tl.arange(0, BT)
-        sums = _tile_sums(x, weight, scale, T, m, t, M, K, X_STRIDE, BM, BT, BK)
-        place = y + t[:, None].to(tl.int64) * Y_STRIDE + m[None, :]
-        tl.store(place, tl.trans(sums).to(y.dtype.element_ty), mask=(t[:, None] < T) & (m[None, :] < M))
+        sums = _tile_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK)
+    place = y + t[:, None].to(tl.int64) * (GROUPS * M) + m[None, :]
+    mask = (t[:, None] < T) & (row[None, :] < M)
+    if SPLITS == 1:
+        _store(place, sums, mask, BM, BT, GROUP, FORMAT)
+    else:
+        number = t_block * (GROUPS * TILES) + tile
+        inner = tl.arange(0, BM)[:, None] * BT + tl.arange(0, BT)[None, :]
+        shared = partials + number.to(tl.int64) * (SPLITS * BM * BT) + inner
+        tl.store(shared + split * (BM * BT), sums)
+        # every thread's stores come before the count, and other blocks' stores before what is read after it
+        tl.debug_barrier()
+        finished = tl.atomic_add(counters + number, 1, sem="acq_rel", scope="gpu")
+        if finished == SPLITS - 1:
+            tl.store(counters + number, 0)
+            total = tl.load(shared, cache_modifier=".cg")
+            for other in tl.static_range(1, SPLITS):
+                total += tl.load(shared + other * (BM * BT), cache_modifier=".cg")
+            _store(place, total, mask, BM, BT, GROUP, FORMAT)
+
+
+@jit
+def _store(
+    place: tl.tensor,
+    sums: tl.tensor,
+    mask: tl.tensor,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+) -> None:
+    values = tl.trans(sums).to(place.dtype.element_ty)
+    if FORMAT is not None:
+        groups = tl.reshape(values.to(tl.float32), (BT, BM // GROUP, GROUP))
+        values = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(place.dtype.element_ty)
+    tl.store(place, values, mask=mask)
 
 
 @jit
@@ -101,18 +207,21 @@ def _row_sums(
     weight: tl.tensor,
     scale: tl.tensor,
     m: tl.tensor,
+    first: tl.tensor,
     M: tl.constexpr,
     K: tl.constexpr,
+    STEPS: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> tl.tensor:
-    """f32 [BM] of one token, on the vector units."""
+    """f32 [BM, 1] of one token, on the vector units."""
     sums = tl.zeros((BM, BK), tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
+    for step in tl.range(STEPS, num_stages=STAGES):
+        k = first + step * BK + tl.arange(0, BK)
         values = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
         sums += load_weight(weight, scale, m, k, M, K, BK // 32).to(tl.float32) * values[None, :]
-    return tl.sum(sums, axis=1)
+    return tl.sum(sums, axis=1)[:, None]
 
 
 @jit
@@ -120,22 +229,21 @@ def _tile_sums(
     x: tl.tensor,
     weight: tl.tensor,
     scale: tl.tensor,
-    T: tl.tensor,
     m: tl.tensor,
-    t: tl.tensor,
+    inside: tl.tensor,
+    first: tl.tensor,
     M: tl.constexpr,
     K: tl.constexpr,
-    X_STRIDE: tl.constexpr,
+    STEPS: tl.constexpr,
     BM: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
 ) -> tl.tensor:
     """f32 [BM, BT] on the tensor cores; the weight is their first operand, whose rows come in 64s."""
     sums = tl.zeros((BM, BT), tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        place = x + t[None, :].to(tl.int64) * X_STRIDE + k[:, None]
-        values = tl.load(place, mask=(t[None, :] < T) & (k[:, None] < K), other=0.0)
+    for step in range(STEPS):
+        k = first + step * BK + tl.arange(0, BK)
+        values = tl.load(x[None, :] + k[:, None], mask=inside[None, :] & (k[:, None] < K), other=0.0)
         numbers = load_weight(weight, scale, m, k, M, K, BK // 32)
         if (numbers.dtype == tl.bfloat16) & (values.dtype == tl.bfloat16):
             sums = tl.dot(numbers, values, sums)
