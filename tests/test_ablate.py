@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,9 @@ def test_a_pass_that_does_not_pay_says_what_it_is_for() -> None:
     assert "its file says: logits, activations and the routed sum never leave the operation that makes them" in (
         found[1].text
     )
+    saving = replace(variants[2], arithmetic=1.25)
+    (text,) = [each.text for each in judge([*variants[:2], saving], {"restrict-candidates": 0}, SHORT)]
+    assert "what it gives is 20% of a decode step's arithmetic; its file says: " in text
     assert found[2].verdict == {"decode": "costs", "prefill": "neither"}
     assert "COSTS time in decode (0.900x without, noise ±0.010)" in found[2].text
 
