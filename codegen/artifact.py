@@ -187,6 +187,7 @@ class _Lowering:
             arguments=arguments,
             results=[self.values[result] for result in results],
             origin=node.origin.module,
+            workspace_bytes=node.kernel.workspace_bytes,
         )
 
     def _argument(self, value: Value, layout: str) -> Argument:

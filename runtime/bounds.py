@@ -193,17 +193,16 @@ class _Check:
             self.launches(f"{where}: command {number} ({command.op})", command)
 
     def places(self, where: str, program: Program, command: Command, offsets: Set[int]) -> None:
-        """What a command is told of the arena: values at their places, its results last, behind them a workspace.
-
-        The workspace is optional. Without results the last place may be either; it was found to lie in the arena.
-        """
+        """What a command is told of the arena: values at their places, its results last, behind them a workspace."""
         told = [argument.index for argument in command.arguments if argument.kind == "arena"]
+        if command.workspace_bytes:
+            begin = told.pop() if told else -1
+            fits = begin >= 0 and 0 <= command.workspace_bytes <= program.arena_bytes - begin
+            self.require(fits, where, f"a workspace within {program.arena_bytes} bytes", f"one at {begin}")
         results = [program.values[index].offset for index in command.results]
-        begin = len(told) - len(results)
-        if not results or told[begin:] != results:
-            begin = max(0, begin - 1)
-            self.require(told[begin : begin + len(results)] == results, where, f"results at {results}", told)
-        for offset in told[:begin]:
+        operands = told[: max(0, len(told) - len(results))]
+        self.require(told[len(operands) :] == results, where, f"results at {results}", told)
+        for offset in operands:
             self.require(offset in offsets, where, "arguments at the places of values", offset)
 
     def launches(self, where: str, command: Command) -> None:

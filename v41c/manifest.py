@@ -81,13 +81,17 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One kernel call; `results` are indices into `Program.values` of what it defines, `origin` its eager module."""
+    """One kernel call; `results` are indices into `Program.values` of what it defines, `origin` its eager module.
+
+    Its last argument in the arena is a workspace where it has `workspace_bytes`, before that come the results.
+    """
 
     kernel: str
     op: str
     arguments: list[Argument]
     results: list[int]
     origin: str
+    workspace_bytes: int = 0
 
 
 class Program(msgspec.Struct, frozen=True):

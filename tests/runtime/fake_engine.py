@@ -121,7 +121,14 @@ def _program(graph: str, max_tokens: int) -> Program:
         return Argument("arena", values[place[spelled]].offset)
 
     commands = [
-        Command(kernel, kernel, [argument(a) for a in arguments.split()], [place[r] for r in results], module)
+        Command(
+            kernel,
+            kernel,
+            [argument(a) for a in arguments.split()],
+            [place[r] for r in results],
+            module,
+            workspace_bytes=64 * ("scratch" in arguments),
+        )
         for kernel, module, arguments, results in kernels
     ]
     ins, outs = [place[name] for name in inputs], [place[name] for name in outputs]

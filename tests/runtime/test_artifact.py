@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.fake_engine import Built, entry, write_engine
 from v41c.errors import ArtifactError
 from v41c.manifest import KERNELS_FILE, MANIFEST_FILE, WEIGHTS_FILE, FileEntry, Manifest, encode
 from v41c.runtime.artifact import Engine, cpu_features, load
+from v41c.runtime.bounds import check_manifest
 from v41c.runtime.cpu import Library
 from v41c.runtime.session import Session
 from v41c.runtime.states import as_float, bytes_per_token
@@ -226,7 +227,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "slots": (fields(slots=-1), "slots: expected at least 1, got -1"),
     "window": (fields(window=0), "window: expected at least 1"),
     "block": (fields(draft_block=-3), "draft_block: expected at least 0, got -3"),
-    "end token": (fields(eos_token=31), "eos_token: expected an index below 31, got 31"),
+    "end token": (fields(eos_tokens=[3, 31]), "eos_tokens: expected an index below 31, got 31"),
     "begin token": (fields(bos_token=-1), "bos_token: expected an index below 31, got -1"),
     "dims twice": (fields(dims=["T", "T", "R", "S"]), "dims: expected distinct entries, got T twice"),
     "strange dim": (fields(dims=["T", "R", "S", "C2", "Q"]), "dims: expected T, R, S or C and a ratio, got Q"),
@@ -274,6 +275,14 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "arena argument": (argument(0, index=2**40), r"command 0 \(embed\): argument 0 \(arena\): expected an index below"),
     "misaligned argument": (argument(0, index=8), "argument 0: expected an offset that is a multiple of 64, got 8"),
     "negative argument": (argument(0, index=-64), "argument 0: expected an offset that is a multiple of 64, got -64"),
+    "argument at no value": (
+        lambda m: argument(0, index=m.programs[0].arena_bytes - 64)(m),
+        r"command 0 \(embed\): expected arguments at the places of values, got",
+    ),
+    "argument at another result": (
+        argument(2, index=0),
+        r"command 0 \(embed\): expected results at \[\d+\], got \[0, 0\]",
+    ),
     "weight argument": (argument(1, index=2), r"argument 1 \(weight\): expected an index below 2, got 2"),
     "state argument": (argument(1, kind="state", index=6), r"argument 1 \(state\): expected an index below 6, got 6"),
     "dim argument": (argument(3, index=-1), r"argument 3 \(dim\): expected an index below 4, got -1"),
@@ -302,6 +311,24 @@ BROKEN: dict[str, tuple[Edit, str]] = {
 def test_every_index_and_shape_is_checked(built: Built, tmp_path: Path, name: str) -> None:
     change, match = BROKEN[name]
     refused(write_engine(built, tmp_path / "toy", change=change), match)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), index=st.one_of(st.integers(-(2**62), 2**62), st.integers(-2, 40).map(lambda n: 64 * n)))
+def test_kernels_are_told_places_of_values_only(engine: Engine, data: st.DataObject, index: int) -> None:
+    told = [(n, c) for n, p in enumerate(engine.manifest.programs) for c in p.commands]
+    number, command = data.draw(st.sampled_from(told))
+    program = engine.manifest.programs[number]
+    arguments = list(command.arguments)
+    place = data.draw(st.sampled_from([i for i, given in enumerate(arguments) if given.kind == "arena"]))
+    is_workspace = command.workspace_bytes and not any(given.kind == "arena" for given in arguments[place + 1 :])
+    most = program.arena_bytes - command.workspace_bytes
+    fits = index % 64 == 0 and 0 <= index <= most if is_workspace else index in {v.offset for v in program.values}
+    assume(not fits)
+    arguments[place] = replace(arguments[place], index=index)
+    edit = in_program(number, "commands", program.commands.index(command), arguments=arguments)
+    with pytest.raises(ArtifactError, match=rf"graph {program.graph} for {program.max_tokens} tokens: command "):
+        check_manifest(Path("manifest.json"), edit(engine.manifest))
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "kernels/../kernels/kernels.so"])
