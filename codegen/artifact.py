@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,10 @@ from v41c.errors import ArtifactError
 from v41c.ir.graph import Graph, Module, Node, Value
 from v41c.manifest import (
     ALIGNMENT_BYTES,
+    KERNELS_FILE,
     MANIFEST_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
     Argument,
     BufferEntry,
     Command,
@@ -38,6 +44,8 @@ Pack = Callable[[str, Array, str], Array]
 #: layout of a weight that kernels read as stored, row by row
 PLAIN = "plain"
 _COPY_BYTES = 64 << 20
+#: younger temporary folders are left alone: their process may be about to lock them
+_FRESH_SECONDS = 60
 
 
 @contextlib.contextmanager
@@ -52,10 +60,12 @@ def new_folder(destination: Path) -> Iterator[Path]:
     folder: Path | None = None
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(destination)
         folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
         folder.chmod(0o755)
-        yield folder
-        _take_place(folder, destination)
+        with _locked(folder):
+            yield folder
+            _take_place(folder, destination)
     except OSError as error:
         elsewhere = error.filename and (folder is None or not str(error.filename).startswith(str(folder)))
         place = error.filename if elsewhere else destination
@@ -66,6 +76,37 @@ def new_folder(destination: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             for parent in made:  # those that hold the engine now are not empty and stay
                 parent.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a lock on a folder, which ends with the process however that ends; gives whether it could be had."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        had = True
+    except OSError:  # held by another process, or a file system without locks
+        had = False
+    try:
+        yield had
+    finally:
+        os.close(handle)
+
+
+def _remove_abandoned(destination: Path) -> None:
+    """Remove temporary folders of this destination whose process was killed.
+
+    They are older than a minute, nobody locks them, and they hold parts of an engine and no manifest: that comes last.
+    """
+    parts = {"graphs", *(file.partition("/")[0] for file in (KERNELS_FILE, WEIGHTS_FILE, TOKENIZER_FILE))}
+    for folder in destination.parent.glob(f".{glob.escape(destination.name)}.????????"):
+        with contextlib.suppress(OSError):
+            is_part = not folder.is_symlink() and {path.name for path in folder.iterdir()} <= parts
+            if not is_part or time.time() - folder.stat().st_mtime < _FRESH_SECONDS:
+                continue
+            with _locked(folder) as abandoned:
+                if abandoned:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_free(destination: Path) -> None:

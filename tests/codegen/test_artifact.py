@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -94,3 +95,23 @@ def test_a_file_or_a_link_is_refused_before_any_work(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match=f"{name}: expected .* found {found}"):
             new_folder(tmp_path / name).__enter__()
     assert names(tmp_path) == ["file", "link"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    kept = {"held": ".e.a1b2c3d4", "fresh": ".e.zzzzzzzz", "other": ".f.abcdefgh", "engine": ".e.original"}
+    for name in (".e.abcdefgh", *kept.values()):
+        (tmp_path / name / "graphs").mkdir(parents=True)
+    (tmp_path / kept["engine"] / "manifest.json").touch()
+    for folder in tmp_path.iterdir():
+        if folder.name != kept["fresh"]:
+            os.utime(folder, (0, 0))
+    handle = os.open(tmp_path / kept["held"], os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with new_folder(tmp_path / "e") as folder:
+            os.utime(folder, (0, 0))
+            with new_folder(tmp_path / "e"):  # another process would leave this one's folder alone
+                assert folder.is_dir()
+    finally:
+        os.close(handle)
+    assert set(names(tmp_path)) == {"e", *kept.values()}
