@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Frame
+from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import sigmoid
@@ -33,8 +33,8 @@ def kernel(
     frame = Frame(op, operands, results, bounds)
     tokens, copies, width = frame.type_of("stream").shape
     block = min(_ELEMENTS, triton.next_power_of_2(int(width)))
-    arguments = {name: frame.operand(name) for name in ("stream", "kv", "q_weight", "k_weight", "image")}
-    sizes = {"COPIES": int(copies), "WIDTH": int(width), "EPS": op.eps, "BLOCK": block}
+    arguments: Arguments = {name: frame.operand(name) for name in ("stream", "kv", "q_weight", "k_weight", "image")}
+    sizes: Arguments = {"COPIES": int(copies), "WIDTH": int(width), "EPS": op.eps, "BLOCK": block}
     frame.launch(
         gate_copy,
         arguments | {"out": frame.result(0)} | sizes,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Frame
+from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
-from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.language import constant_function, jit
 
 if TYPE_CHECKING:
     from v41c.ir.ops.engram_hash import EngramHash
@@ -32,8 +32,9 @@ def kernel(
     frame = Frame(op, operands, results, bounds)
     tokens = frame.type_of("ids").shape[0]
     heads = len(op.primes) // (len(op.multipliers) - 1)
-    arguments = {name: frame.operand(name) for name in ("ids", "history", "positions", "slots", "starts")}
-    constants = {
+    arguments: Arguments = {name: frame.operand(name) for name in ("ids", "history", "positions", "slots", "starts")}
+    block = min(_TOKENS, triton.next_power_of_2(frame.bound(tokens)))
+    constants: Arguments = {
         "MULTIPLIERS": _text(op.multipliers),
         "PRIMES": _text(op.primes),
         "OFFSETS": _text(op.offsets),
@@ -41,10 +42,10 @@ def kernel(
         "GRAMS": len(op.multipliers),
         "HEADS": heads,
         "BH": triton.next_power_of_2(heads),
-        "BT": min(_TOKENS, triton.next_power_of_2(frame.bound(tokens))),
+        "BT": block,
     }
     arguments |= {"rows": frame.result(0), "T": frame.extent(tokens)}
-    frame.launch(hash_tokens, arguments | constants, (frame.tiles(tokens, constants["BT"]),), warps=1)
+    frame.launch(hash_tokens, arguments | constants, (frame.tiles(tokens, block),), warps=1)
     return frame.kernel()
 
 
@@ -53,7 +54,7 @@ def _text(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-@triton.constexpr_function
+@constant_function
 def _number(text: str, index: int) -> int:
     return int(text.split(" ")[index])
 

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.expert_tiles import assigned, products, sort_pairs
-from v41c.codegen.cuda.frame import Buffer, Extent, Frame
-from v41c.codegen.cuda.kernel import Axis, Constant, CudaKernel
+from v41c.codegen.cuda.frame import Arguments, Frame
+from v41c.codegen.cuda.kernel import Axis, CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import round_groups
 from v41c.codegen.cuda.swiglu import gated
@@ -29,8 +29,6 @@ from v41c.errors import UnsupportedError
 from v41c.ir import formats
 from v41c.ir.types import DType, TensorType
 from v41c.targets.cuda import CudaTarget
-
-Arguments = dict[str, Buffer | Extent | Constant]
 
 #: token counts up to which pairs are matched in the blocks themselves
 _FEW = 16
@@ -107,7 +105,7 @@ class Experts:
             kind = self.frame.type_of(f"{prefix}w1")
             inner, width = (int(dim) for dim in kind.shape[-2:])
             unit = 32 if kind.dtype in (DType.F4E2M1, DType.F8E4M3) else 1
-            if inner % max(_format("", name)["GROUP"], unit) or width % unit:
+            if inner % max(_group(name), unit) or width % unit:
                 raise UnsupportedError(
                     f"{self.frame.op.name()} on {target.name}: {prefix}w1: expected whole groups of its formats, "
                     f"got {inner} rows of {width}"
@@ -177,8 +175,12 @@ def _element(dtype: DType) -> str:
     return "fp32" if dtype == DType.F32 else "bf16"
 
 
-def _format(prefix: str, name: str) -> dict[str, Constant]:
-    return {f"{prefix}FORMAT": name, f"{prefix}GROUP": 1 if name == "none" else formats.FORMATS[name].group}
+def _group(format: str) -> int:
+    return 1 if format == "none" else formats.FORMATS[format].group
+
+
+def _format(prefix: str, name: str) -> Arguments:
+    return {f"{prefix}FORMAT": name, f"{prefix}GROUP": _group(name)}
 
 
 @jit

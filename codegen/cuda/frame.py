@@ -40,6 +40,10 @@ class Extent:
     name: str
 
 
+#: what a launch passes to its function, by parameter
+Arguments = dict[str, Buffer | Extent | Constant]
+
+
 @dataclass
 class Frame:
     """The kernel of one operation in the making. `bounds` are the largest values of symbolic dimensions."""

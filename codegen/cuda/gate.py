@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Frame
+from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.route import choice, choose
@@ -59,7 +59,7 @@ def kernel(
     experts, columns = (int(dim) for dim in weight.shape)
     bound, tile = frame.bound(tokens), tile_of(weight, frame.bound(tokens))
     part = -(-columns // (tile.splits * tile.k)) * tile.k
-    arguments = {"x": frame.operand("x"), "weight": frame.operand("weight"), "T": frame.extent(tokens)}
+    arguments: Arguments = {"x": frame.operand("x"), "weight": frame.operand("weight"), "T": frame.extent(tokens)}
     arguments |= {"logits": frame.workspace(tile.splits * bound * experts, "fp32")}
     arguments |= {"counters": frame.counters(-(-bound // tile.t)), "K": columns, "PART": part}
     arguments |= {"BM": tile.m, "BT": tile.t, "BK": tile.k, "BC": tile.choose}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Buffer, Frame
-from v41c.codegen.cuda.kernel import Constant, CudaKernel
+from v41c.codegen.cuda.frame import Arguments, Frame
+from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import sigmoid
 
@@ -30,18 +30,14 @@ def kernel(
     """ids and weights [T, k] of logits [T, E]. 384 experts are 16 lanes of a thread, 12 of them in use."""
     frame = Frame(op, operands, results, bounds)
     tokens, experts = frame.type_of("logits").shape
-    frame.launch(
-        route_token,
-        {"logits": frame.operand("logits")} | choice(frame, op, int(experts)),
-        (frame.tiles(tokens),),
-        warps=1,
-    )
+    arguments = choice(frame, op, int(experts)) | {"logits": frame.operand("logits")}
+    frame.launch(route_token, arguments, (frame.tiles(tokens),), warps=1)
     return frame.kernel()
 
 
-def choice(frame: Frame, op: Route | Gate, experts: int) -> dict[str, Buffer | Constant]:
+def choice(frame: Frame, op: Route | Gate, experts: int) -> Arguments:
     """What `choose` takes besides logits and tokens."""
-    named: dict[str, Buffer | Constant] = {name: frame.operand(name) for name in ("bias", "image_bias", "image")}
+    named: Arguments = {name: frame.operand(name) for name in ("bias", "image_bias", "image")}
     named |= {"ids": frame.result(0), "weights": frame.result(1)}
     named |= {"EXPERTS": experts, "BE": triton.next_power_of_2(experts), "CHOICES": op.experts}
     named |= {"SCORE": op.score, "SCALE": op.scale, "TEMPERATURE": op.temperature}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Frame
+from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 
@@ -34,8 +34,8 @@ def kernel(
     """ordered and places [T, Q] of rows [T, Q]."""
     frame = Frame(op, operands, results, bounds)
     tokens, lookups = frame.type_of("rows").shape
-    arguments = {"rows": frame.operand("rows"), "ordered": frame.result(0), "places": frame.result(1)}
-    sizes = {"T": frame.extent(tokens), "LOOKUPS": int(lookups), "BLOCK": _BLOCK, "STEP": _STEP}
+    arguments: Arguments = {"rows": frame.operand("rows"), "ordered": frame.result(0), "places": frame.result(1)}
+    sizes: Arguments = {"T": frame.extent(tokens), "LOOKUPS": int(lookups), "BLOCK": _BLOCK, "STEP": _STEP}
     frame.launch(place_rows, arguments | sizes, (frame.tiles(tokens, 1, -(-int(lookups) // _BLOCK)),))
     return frame.kernel()
 
