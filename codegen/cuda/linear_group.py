@@ -23,25 +23,39 @@ def kernel(
     target: CudaTarget,
     bounds: Mapping[str, int],
 ) -> CudaKernel:
-    """x [T, K] and weights [M_i, K] to y_i [T, M_i]."""
+    """x [T, K] and weights [M_i, K] to y_i [T, M_i]: a launch for the weights of each type."""
     frame = Frame(op, operands, results, bounds)
+    kinds = [frame.type_of(_name("weight", index)).dtype for index in range(len(results))]
+    for kind in dict.fromkeys(kinds):
+        _launch(frame, target, [index for index, other in enumerate(kinds) if other == kind])
+    return frame.kernel()
+
+
+def _name(name: str, index: int) -> str:
+    """The name of an operand of the weight of this index, as the operation spells it."""
+    return f"{name}_{index + 1}" if index else name
+
+
+def _launch(frame: Frame, target: CudaTarget, members: Sequence[int]) -> None:
     tokens, columns = frame.type_of("x").shape[0], int(frame.type_of("x").shape[1])
-    rows = tuple(int(result.shape[1]) for result in results)
-    tile = tiling(frame.type_of("weight").dtype, rows, columns, frame.bound(tokens), target)
+    weights = [frame.type_of(_name("weight", index)) for index in members]
+    rows = tuple(int(weight.shape[0]) for weight in weights)
+    tile = tiling(weights[0].dtype, rows, columns, frame.bound(tokens), target)
     arguments: dict[str, Buffer | Extent | Constant] = {"x": frame.operand("x")}
     arguments |= constants(frame, tile, columns, tokens)
-    for index in range(MOST):
-        suffix = f"_{index + 1}" if index else ""
-        arguments |= {f"{name}{suffix}": frame.operand(f"{name}{suffix}") for name in ("weight", "scale")}
-        present = index < len(rows)
-        partials, counters = shared_sums(frame, tile, rows[index], tokens) if present else (None, None)
-        arguments |= {f"partials{suffix}": partials, f"counters{suffix}": counters}
-        arguments |= {f"y{suffix}": frame.result(index) if present else None}
-        arguments |= {f"M{suffix}": rows[index] if present else 0}
-    blocks = sum(tile.tiles(count) for count in rows) * tile.splits
+    blocks = 0
+    for place in range(MOST):
+        own: tuple[Buffer | Constant, ...] = (None,) * 7
+        if place < len(members):
+            weight, scale = (frame.operand(_name(name, members[place])) for name in ("weight", "scale"))
+            shared = shared_sums(frame, tile, rows[place], tokens)
+            own = (weight, scale, frame.result(members[place]), *shared, rows[place], blocks)
+            blocks += tile.tiles(rows[place]) * tile.splits
+        names = ("weight", "scale", "y", "partials", "counters", "M", "FIRST")
+        arguments |= {_name(name, place): value for name, value in zip(names, own, strict=True)}
+    del arguments["FIRST"]
     grid = (blocks, frame.tiles(tokens, tile.t))
     frame.launch(group_block, arguments, grid, warps=tile.warps, stages=tile.stages)
-    return frame.kernel()
 
 
 @jit
@@ -72,6 +86,9 @@ def group_block(
     M_2: tl.constexpr,
     M_3: tl.constexpr,
     M_4: tl.constexpr,
+    FIRST_2: tl.constexpr,
+    FIRST_3: tl.constexpr,
+    FIRST_4: tl.constexpr,
     K: tl.constexpr,
     SPLITS: tl.constexpr,
     BM: tl.constexpr,
@@ -79,45 +96,53 @@ def group_block(
     BK: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """A block of one of the results; the first weight's blocks come first."""
+    """A block of one of the results, whose weight's blocks begin at its FIRST.
+
+    What differs between the weights is chosen here, so that they share one loop and its pipeline's memory.
+    """
     block = tl.program_id(0)
-    SECOND: tl.constexpr = (M + BM - 1) // BM * SPLITS
-    THIRD: tl.constexpr = SECOND + (M_2 + BM - 1) // BM * SPLITS
-    FOURTH: tl.constexpr = THIRD + (M_3 + BM - 1) // BM * SPLITS
-    if block < SECOND:
-        _block(x, weight, scale, y, partials, counters, T, block, M, K, SPLITS, BM, BT, BK, STAGES)
-    elif block < THIRD:
-        block -= SECOND
-        _block(x, weight_2, scale_2, y_2, partials_2, counters_2, T, block, M_2, K, SPLITS, BM, BT, BK, STAGES)
-    elif block < FOURTH:
-        if weight_3 is not None:
-            block -= THIRD
-            _block(x, weight_3, scale_3, y_3, partials_3, counters_3, T, block, M_3, K, SPLITS, BM, BT, BK, STAGES)
-    else:
-        if weight_4 is not None:
-            block -= FOURTH
-            _block(x, weight_4, scale_4, y_4, partials_4, counters_4, T, block, M_4, K, SPLITS, BM, BT, BK, STAGES)
+    first = _chosen(block, FIRST_2, FIRST_3, FIRST_4, 0, FIRST_2, FIRST_3, FIRST_4)
+    rows = _chosen(block, FIRST_2, FIRST_3, FIRST_4, M, M_2, M_3, M_4)
+    product_block(
+        x,
+        _chosen(block, FIRST_2, FIRST_3, FIRST_4, weight, weight_2, weight_3, weight_4),
+        _chosen(block, FIRST_2, FIRST_3, FIRST_4, scale, scale_2, scale_3, scale_4),
+        _chosen(block, FIRST_2, FIRST_3, FIRST_4, y, y_2, y_3, y_4),
+        _chosen(block, FIRST_2, FIRST_3, FIRST_4, partials, partials_2, partials_3, partials_4),
+        _chosen(block, FIRST_2, FIRST_3, FIRST_4, counters, counters_2, counters_3, counters_4),
+        T,
+        block - first,
+        tl.program_id(1),
+        rows,
+        K,
+        1,
+        SPLITS,
+        BM,
+        BT,
+        BK,
+        STAGES,
+        1,
+        None,
+    )
 
 
 @jit
-def _block(
-    x: tl.tensor,
-    weight: tl.tensor,
-    scale: tl.tensor,
-    y: tl.tensor,
-    partials: tl.tensor,
-    counters: tl.tensor,
-    T: tl.tensor,
+def _chosen(
     block: tl.tensor,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BM: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> None:
-    t_block = tl.program_id(1)
-    product_block(
-        x, weight, scale, y, partials, counters, T, block, t_block, M, K, 1, SPLITS, BM, BT, BK, STAGES, 1, None
-    )
+    FIRST_2: tl.constexpr,
+    FIRST_3: tl.constexpr,
+    FIRST_4: tl.constexpr,
+    one: tl.tensor,
+    two: tl.tensor,
+    three: tl.tensor,
+    four: tl.tensor,
+) -> tl.tensor:
+    """What belongs to the weight that a block is of; None where the weights have no such thing."""
+    found = one
+    if two is not None:
+        found = tl.where(block < FIRST_2, found, two)
+    if three is not None:
+        found = tl.where(block < FIRST_3, found, three)
+    if four is not None:
+        found = tl.where(block < FIRST_4, found, four)
+    return found

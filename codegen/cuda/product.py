@@ -105,7 +105,7 @@ def constants(frame: Frame, tile: Tiling, columns: int, tokens: Dim) -> dict[str
 
 @jit
 def load_weight(
-    weight: tl.tensor, scale: tl.tensor, m: tl.tensor, k: tl.tensor, M: tl.constexpr, K: tl.constexpr, KS: tl.constexpr
+    weight: tl.tensor, scale: tl.tensor, m: tl.tensor, k: tl.tensor, M: tl.tensor, K: tl.constexpr, KS: tl.constexpr
 ) -> tl.tensor:
     """The weight's values [m, k]: f32 as they are, bf16 as they are, fp8 with scales of 32 x 32 as bf16.
 
@@ -134,7 +134,7 @@ def product_block(
     T: tl.tensor,
     block: tl.tensor,
     t_block: tl.tensor,
-    M: tl.constexpr,
+    M: tl.tensor,
     K: tl.constexpr,
     GROUPS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -147,15 +147,15 @@ def product_block(
 ) -> None:
     """y[t, g·M + m] = Σ_k x[t, g, k] · weight[g·M + m, k] for one block: a tile's sum over its share of k.
 
-    Blocks of a tile follow one another, then tiles of M rows, then groups. With a FORMAT of GROUP elements, y is
-    rounded to its type, then to the format and back.
+    M is a constant or a scalar. Blocks of a tile follow one another, then tiles of M rows, then groups. With a FORMAT
+    of GROUP elements, y is rounded to its type, then to the format and back.
     """
-    TILES: tl.constexpr = (M + BM - 1) // BM
+    tiles = (M + BM - 1) // BM
     STEPS: tl.constexpr = ((K + BK - 1) // BK + SPLITS - 1) // SPLITS
     tile = block // SPLITS
     split = block % SPLITS
-    group = tile // TILES
-    row = (tile % TILES) * BM + tl.arange(0, BM)
+    group = tile // tiles
+    row = (tile % tiles) * BM + tl.arange(0, BM)
     m = group * M + row
     t = t_block * BT + tl.arange(0, BT)
     first = split * (STEPS * BK)
@@ -169,7 +169,7 @@ def product_block(
     if SPLITS == 1:
         _store(place, sums, mask, BM, BT, GROUP, FORMAT)
     else:
-        number = t_block * (GROUPS * TILES) + tile
+        number = t_block * (GROUPS * tiles) + tile
         inner = tl.arange(0, BM)[:, None] * BT + tl.arange(0, BT)[None, :]
         shared = partials + number.to(tl.int64) * (SPLITS * BM * BT) + inner
         tl.store(shared + split * (BM * BT), sums)
@@ -208,7 +208,7 @@ def _row_sums(
     scale: tl.tensor,
     m: tl.tensor,
     first: tl.tensor,
-    M: tl.constexpr,
+    M: tl.tensor,
     K: tl.constexpr,
     STEPS: tl.constexpr,
     BM: tl.constexpr,
@@ -232,7 +232,7 @@ def _tile_sums(
     m: tl.tensor,
     inside: tl.tensor,
     first: tl.tensor,
-    M: tl.constexpr,
+    M: tl.tensor,
     K: tl.constexpr,
     STEPS: tl.constexpr,
     BM: tl.constexpr,
