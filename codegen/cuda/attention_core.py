@@ -218,10 +218,10 @@ def finish_heads(
     HALF: tl.constexpr,
 ) -> None:
     """Let the sinks join, divide, round, rotate back if there are tables, and store rows `head` of out [H, WIDTH]."""
-    empty = maximum == float("-inf")
     joined = tl.load(sink + head, mask=head < H, other=0.0)
-    total += tl.exp(joined - tl.where(empty, 0.0, maximum))
-    values = tl.where(empty[:, None], 0.0, tl.math.div_rn(sums, total[:, None] + tl.zeros_like(sums)))
+    # a token without visible entries has sums of zero
+    total = tl.where(maximum == float("-inf"), 1.0, total + tl.exp(joined - maximum))
+    values = tl.math.div_rn(sums, total[:, None] + tl.zeros_like(sums))
     values = values.to(out.dtype.element_ty)
     if cos is not None:
         values = rotate(values, cos, sin, True, WIDTH, HALF)
