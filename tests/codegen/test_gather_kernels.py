@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.codegen.harness import Library, aligned
@@ -79,13 +80,15 @@ def test_rows_in_the_tables_order_are_the_rows(data: st.DataObject) -> None:
     assert same(values, reference(EngramLookup("bf16"), (rows, *given_table))[0])
 
 
-def resident(mapped: np.ndarray) -> np.ndarray:
+def resident(mapped: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Whether each page of a mapped file is in memory."""
     pages = -(-mapped.nbytes // mmap.PAGESIZE)
-    found = (ctypes.c_ubyte * pages)()
+    found = np.zeros(pages, np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mincore(ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(mapped.nbytes), found) == 0
-    return np.frombuffer(found, np.uint8) & 1 == 1
+    asked = (ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(mapped.nbytes), ctypes.c_void_p(found.ctypes.data))
+    assert libc.mincore(*asked) == 0
+    present: NDArray[np.bool_] = found % 2 == 1
+    return present
 
 
 def test_rows_on_disk_are_asked_for_ahead(tmp_path: Path) -> None:
