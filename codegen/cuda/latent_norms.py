@@ -70,23 +70,56 @@ def latent_rows(
     KV_GROUP: tl.constexpr,
 ) -> None:
     """A row of one of both. SHIFT is what the row of keys starts later by, so that pairs lie at even elements."""
-    token = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) == 0:
-        column = tl.arange(0, BQ)
-        values = _normed_row(q + token * Q, q_weight, column, EPS, Q)
-        rounded = _rounded(values, query.dtype.element_ty, BQ, Q_GROUP, Q_FORMAT)
-        tl.store(query + token * Q + column, rounded, mask=column < Q)
+        _query_row(q, q_weight, query, EPS, Q, BQ, Q_GROUP, Q_FORMAT)
     else:
-        column = tl.arange(0, BKV) - SHIFT
-        row = _normed_row(kv + token * KV, kv_weight, column, EPS, KV)
-        pair = tl.arange(0, BKV // 2) - (KV - 2 * PAIRS + SHIFT) // 2
-        inside = (pair >= 0) & (pair < PAIRS)
-        cosine = tl.load(cos + token * PAIRS + pair, mask=inside, other=1.0)
-        sine = tl.load(sin + token * PAIRS + pair, mask=inside, other=0.0)
-        pairs = tl.reshape(row.to(kv.dtype.element_ty).to(tl.float32), (BKV // 2, 2))
-        turned = tl.where(inside[:, None], rotated_pairs(pairs, cosine, sine), pairs)
-        rounded = _rounded(tl.reshape(turned, (BKV,)), keys.dtype.element_ty, BKV, KV_GROUP, KV_FORMAT)
-        tl.store(keys + token * KV + column, rounded, mask=(column >= 0) & (column < KV))
+        _key_row(kv, kv_weight, cos, sin, keys, EPS, KV, PAIRS, SHIFT, BKV, KV_GROUP, KV_FORMAT)
+
+
+@jit
+def _query_row(
+    q: tl.tensor,
+    weight: tl.tensor,
+    query: tl.tensor,
+    EPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+) -> None:
+    start = tl.program_id(0).to(tl.int64) * WIDTH
+    column = tl.arange(0, BLOCK)
+    values = _normed_row(q + start, weight, column, EPS, WIDTH)
+    rounded = _rounded(values, query.dtype.element_ty, BLOCK, GROUP, FORMAT)
+    tl.store(query + start + column, rounded, mask=column < WIDTH)
+
+
+@jit
+def _key_row(
+    kv: tl.tensor,
+    weight: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    keys: tl.tensor,
+    EPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    FORMAT: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK) - SHIFT
+    row = _normed_row(kv + token * WIDTH, weight, column, EPS, WIDTH)
+    pair = tl.arange(0, BLOCK // 2) - (WIDTH - 2 * PAIRS + SHIFT) // 2
+    inside = (pair >= 0) & (pair < PAIRS)
+    cosine = tl.load(cos + token * PAIRS + pair, mask=inside, other=1.0)
+    sine = tl.load(sin + token * PAIRS + pair, mask=inside, other=0.0)
+    pairs = tl.reshape(row.to(keys.dtype.element_ty).to(tl.float32), (BLOCK // 2, 2))
+    turned = tl.where(inside[:, None], rotated_pairs(pairs, cosine, sine), pairs)
+    rounded = _rounded(tl.reshape(turned, (BLOCK,)), keys.dtype.element_ty, BLOCK, GROUP, FORMAT)
+    tl.store(keys + token * WIDTH + column, rounded, mask=(column >= 0) & (column < WIDTH))
 
 
 @jit
