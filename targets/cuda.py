@@ -19,6 +19,9 @@ class CudaTarget(Target):
     #: the product that the figures of time are of
     product: str
     multiprocessors: int
+    #: resident at a time
+    warps_per_multiprocessor: int
+    blocks_per_multiprocessor: int
     registers_per_multiprocessor: int
     shared_bytes_per_block: int
     l2_bytes: int
@@ -53,6 +56,8 @@ SM_89 = CudaTarget(
     features=(),
     product="L40S",
     multiprocessors=142,
+    warps_per_multiprocessor=48,
+    blocks_per_multiprocessor=24,
     registers_per_multiprocessor=65536,
     shared_bytes_per_block=99 << 10,
     l2_bytes=96 << 20,
@@ -76,6 +81,8 @@ SM_90 = CudaTarget(
     features=(),
     product="H200 SXM",
     multiprocessors=132,
+    warps_per_multiprocessor=64,
+    blocks_per_multiprocessor=32,
     registers_per_multiprocessor=65536,
     shared_bytes_per_block=227 << 10,
     l2_bytes=50 << 20,
@@ -99,6 +106,8 @@ SM_100 = CudaTarget(
     features=(),
     product="B200 SXM",
     multiprocessors=148,
+    warps_per_multiprocessor=64,
+    blocks_per_multiprocessor=32,
     registers_per_multiprocessor=65536,
     shared_bytes_per_block=227 << 10,
     l2_bytes=126 << 20,
@@ -122,6 +131,8 @@ SM_120 = CudaTarget(
     features=(),
     product="RTX PRO 6000 Blackwell",
     multiprocessors=188,
+    warps_per_multiprocessor=48,
+    blocks_per_multiprocessor=24,
     registers_per_multiprocessor=65536,
     shared_bytes_per_block=99 << 10,
     l2_bytes=128 << 20,
