@@ -47,18 +47,19 @@ def tiling(stream: TensorType, tokens: int) -> Tiling:
     The weight of the coefficients is read once a tile of tokens, and one block runs a tile's tail: few tokens a tile
     for few, so that there are blocks for all multiprocessors and tails run side by side; many for many, so that the
     weight's traffic stays below the stream's. One token: 32 columns make 160 blocks of a release's 5,120. Four tokens
-    by 128 columns are 16,384 sums, 64 a thread of 8 warps. On the tensor cores, 8 columns a thread are 16 bytes of
-    each copy, 16 tokens by 64 columns 4 warps full; a pipeline of three steps, 44 KiB each, twice a multiprocessor,
-    holds enough in flight. A thread of the tail has 32 to 64 values in flight: one block hides the cache's latency.
+    by 64 columns are 8,192 sums, 64 a thread of 4 warps, and 80 blocks a tile. On the tensor cores, 8 columns a thread
+    are 16 bytes of each copy, 16 tokens by 64 columns 4 warps full; a pipeline of three steps, 44 KiB each, twice a
+    multiprocessor, holds enough in flight. The tail has 32 to 64 values a thread in each of its pipeline's stages: one
+    block hides the cache's latency alone.
     """
     whole = max(32, power_of_two(int(stream.shape[2])))
     if tokens == 1:
         return Tiling(1, 32, 1, min(4096, whole), 4, 1, False)
     if tokens <= 16 or stream.dtype == DType.F32:
-        return Tiling(4, min(128, whole), 1, min(4096, whole), 8, 1, False)
+        return Tiling(4, min(64, whole), 1, min(1024, whole), 4, 1, False)
     if tokens <= 1024:
         return Tiling(16, min(64, whole), 2, min(512, whole), 4, 3, True)
-    return Tiling(64, 32, 8, min(256, whole), 8, 3, True)
+    return Tiling(64, 32, 8, min(128, whole), 8, 3, True)
 
 
 def entered(frame: Frame, first: int) -> dict[str, Buffer | None]:

@@ -9,6 +9,8 @@ from v41c.codegen.cuda.numeric import round_groups
 
 #: f32 values that a block adds at a time: 32 a thread of 4 warps
 _TOGETHER = tl.constexpr(4096)
+#: of the pipelines of loads of what other blocks stored
+STAGES = tl.constexpr(3)
 
 
 @jit
@@ -55,7 +57,7 @@ def _totals(
     GROUP: tl.constexpr = max(1, _TOGETHER // (BT * ROWS))
     totals = tl.zeros((BT, ROWS), tl.float32)
     rows = t[:, None, None].to(tl.int64) * CHUNKS
-    for first in range(0, CHUNKS, GROUP):
+    for first in tl.range(0, CHUNKS, GROUP, num_stages=STAGES):
         chunk = first + tl.arange(0, GROUP)[None, :, None]
         place = partials + (rows + chunk) * ROWS + tl.arange(0, ROWS)[None, None, :]
         mask = (t[:, None, None] < T) & (chunk < CHUNKS)
@@ -77,7 +79,7 @@ def _norm(
     FORMAT: tl.constexpr,
 ) -> None:
     """u [BT, D] times `factor` [BT] and weight [D] in place, and its round trip to a format of groups of 32."""
-    for start in range(0, D, TAIL):
+    for start in tl.range(0, D, TAIL, num_stages=STAGES):
         column = start + tl.arange(0, TAIL)
         mask = (t[:, None] < T) & (column[None, :] < D)
         place = t[:, None].to(tl.int64) * D + column[None, :]
