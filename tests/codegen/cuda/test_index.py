@@ -74,13 +74,12 @@ def test_selection_is_exact_whatever_the_cut(number: int) -> None:
 def test_lists_are_cut_while_they_grow() -> None:
     """Parts of more rows than their lists have room for, under scores that rise, fall, and tie in blocks."""
     count = 5000
-    _, _, keys = exact_index(1, 16, 32, 1)
-    keys = keys[:, :1].repeat(1, count, 1)
-    # a key's scale makes its score: e8m0 codes in waves of 40 values
-    keys[..., 16] = (100 + torch.arange(count) * 7 // 300 % 40).to(torch.uint8)
-    q, weights = torch.ones(1, 16, 32).bfloat16(), torch.ones(1, 16).bfloat16()
-    keys[..., :16] = 0x22
-    operands = (q, weights, keys, ints(count - 1), ints(1), None)
+    row = torch.arange(count)
+    keys = torch.full((2, count, 17), 0x22, dtype=torch.uint8)
+    # a key's scale makes its score: e8m0 codes that rise to the end, and waves of 40 values
+    keys[0, :, 16], keys[1, :, 16] = 100 + row // 125, 100 + row * 7 // 300 % 40
+    q, weights = torch.ones(2, 16, 32).bfloat16(), torch.ones(2, 16).bfloat16()
+    operands = (q, weights, keys, ints(count - 1, count - 1), ints(0, 1), None)
     op = IndexTopk(1, 70, 1.0, 8)
     assert same(Subject.of(op, operands, SM_90, 512).call(operands)[0], reference(op, operands)[0])
 
