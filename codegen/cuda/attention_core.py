@@ -73,25 +73,28 @@ def _tile_keys(
     key: tl.tensor,
     old: tl.tensor,
     chosen: tl.tensor,
+    t: tl.tensor,
     slot: tl.tensor,
     C: tl.tensor,
     WIDTH: tl.constexpr,
     BD: tl.constexpr,
     LENGTH: tl.constexpr,
     PACKED: tl.constexpr,
-    PACKED_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PICKED: tl.constexpr,
+    STRIDE: tl.constexpr,
 ) -> tl.tensor:
     """[BE, BD] of entries that are `own` rows of the step, `old` positions of the ring, or rows chosen; else zeros."""
-    keys = read_plain_rows(kv, row.to(tl.int64), own, WIDTH, BD)
+    keys = read_plain_rows(kv, row.to(tl.int64), own, WIDTH, WIDTH, BD)
     if tl.max(old.to(tl.int32), axis=0) > 0:
         place = slot.to(tl.int64) * LENGTH + key % LENGTH
         if PACKED:
             ring = read_fp8_rows(window, place, old, WIDTH, BD).to(keys.dtype)
         else:
-            ring = read_plain_rows(window, place, old, WIDTH, BD)
+            ring = read_plain_rows(window, place, old, WIDTH, WIDTH, BD)
         keys = tl.where(old[:, None], ring, keys)
     if compressed is not None:
-        keys = _with_chosen(keys, compressed, chosen, slot, C, WIDTH, BD, PACKED_ROWS)
+        keys = _with_chosen(keys, compressed, chosen, t, slot, C, WIDTH, BD, ROWS, PICKED, STRIDE)
     return keys
 
 
@@ -100,19 +103,25 @@ def _with_chosen(
     keys: tl.tensor,
     compressed: tl.tensor,
     chosen: tl.tensor,
+    t: tl.tensor,
     slot: tl.tensor,
     C: tl.tensor,
     WIDTH: tl.constexpr,
     BD: tl.constexpr,
-    PACKED_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PICKED: tl.constexpr,
+    STRIDE: tl.constexpr,
 ) -> tl.tensor:
     """The keys with compressed rows where some are chosen."""
     if tl.max(chosen, axis=0) >= 0:
         place = slot.to(tl.int64) * C + chosen
-        if PACKED_ROWS:
+        if ROWS == "packed":
             rows = read_fp4_rows(compressed, place, chosen >= 0, WIDTH, 16, False, BD).to(keys.dtype)
+        elif ROWS == "plain":
+            rows = read_plain_rows(compressed, place, chosen >= 0, WIDTH, WIDTH, BD).to(keys.dtype)
         else:
-            rows = read_plain_rows(compressed, place, chosen >= 0, WIDTH, BD).to(keys.dtype)
+            place = t.to(tl.int64) * PICKED + chosen
+            rows = read_plain_rows(compressed, place, chosen >= 0, WIDTH, STRIDE, BD).to(keys.dtype)
         keys = tl.where((chosen >= 0)[:, None], rows, keys)
     return keys
 
@@ -126,11 +135,15 @@ def _run_length(starts: tl.tensor, start: tl.tensor, T: tl.tensor, TOKENS: tl.co
 
 
 @jit
-def _picked(selection: tl.tensor, PICKED: tl.constexpr, BP: tl.constexpr) -> tl.tensor:
-    """One more than the place of the last entry that selects a row."""
+def _picked(selection: tl.tensor, ROWS: tl.constexpr, PICKED: tl.constexpr, BP: tl.constexpr) -> tl.tensor:
+    """One more than the place of the last entry that selects a row; of gathered rows, which have no gaps, how many."""
     place = tl.arange(0, BP)
     chosen = tl.load(selection + place, mask=place < PICKED, other=-1)
-    return tl.max(tl.where(chosen >= 0, place + 1, 0), axis=0)
+    if ROWS == "gathered":
+        count = tl.sum((chosen >= 0).to(tl.int32), axis=0)
+    else:
+        count = tl.max(tl.where(chosen >= 0, place + 1, 0), axis=0)
+    return count
 
 
 @jit
@@ -159,7 +172,8 @@ def attend_entries(
     SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
     PACKED: tl.constexpr,
-    PACKED_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STRIDE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Maximum [BH], total [BH] and sums [BH, BD], f32, of one split of the entries of token t for queries [BH, BD].
 
@@ -178,7 +192,7 @@ def attend_entries(
         run_end += _run_length(starts, start, T, TOKENS)
     end = run_end
     if selection is not None:
-        end += _picked(selection + t.to(tl.int64) * PICKED, PICKED, BP)
+        end += _picked(selection + t.to(tl.int64) * PICKED, ROWS, PICKED, BP)
     tiles = (end + BE - 1) // BE
     span = (tiles + SPLITS - 1) // SPLITS
     maximum = tl.full((q.shape[0],), float("-inf"), tl.float32)
@@ -190,13 +204,14 @@ def attend_entries(
         old = (entry < window_end) & (key < begin)
         own = (entry < run_end) & ((key >= begin) | (entry >= window_end))
         row = tl.where(entry < window_end, start + key - begin, start + entry - window_end)
-        chosen = tl.full((BE,), -1, tl.int32)
-        if selection is not None:
-            place = selection + t.to(tl.int64) * PICKED + entry - run_end
-            chosen = tl.load(place, mask=(entry >= run_end) & (entry < end), other=-1)
+        place = entry - run_end
+        picked = (place >= 0) & (entry < end)
+        chosen = tl.where(picked, place, -1)
+        if (selection is not None) & (ROWS != "gathered"):
+            chosen = tl.load(selection + t.to(tl.int64) * PICKED + place, mask=picked, other=-1)
         keys = _tile_keys(
-            *(kv, window, compressed, row, own, key, old, chosen, slot, C),
-            *(WIDTH, BD, LENGTH, PACKED, PACKED_ROWS),
+            *(kv, window, compressed, row, own, key, old, chosen, t, slot, C),
+            *(WIDTH, BD, LENGTH, PACKED, ROWS, PICKED, STRIDE),
         )
         seen = (entry < run_end) | (chosen >= 0)
         maximum, total, sums = _absorb(q, keys, seen, maximum, total, sums, SCALE)

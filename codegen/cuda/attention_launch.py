@@ -43,7 +43,8 @@ def add_attention(frame: Frame, target: CudaTarget, *, causal: bool, writes: boo
     named = {declared.name for declared, kind in zip(frame.op.operands(), frame.operands, strict=True) if kind}
     selected = "selection" in named
     picked = int(frame.type_of("selection").shape[1]) if selected else 0
-    compressed = frame.type_of("compressed") if selected else None
+    source = "rows" if "rows" in named else "compressed"
+    rows = frame.type_of(source) if selected else None
     half = int(frame.type_of("cos").shape[1]) if "cos" in named else 0
     exact = q.dtype == DType.F32
     shape = _shape(target, frame.bound(tokens), heads, int(window.shape[1]) + picked, exact)
@@ -60,14 +61,15 @@ def add_attention(frame: Frame, target: CudaTarget, *, causal: bool, writes: boo
     frame.launch(
         attention_part,
         {name: frame.operand(name) for name in ("q", "kv", "sink", "window", "positions", "slots", "starts", "first")}
-        | {"compressed": frame.operand("compressed") if selected else None}
+        | {"compressed": frame.operand(source) if selected else None}
         | {"selection": frame.operand("selection") if selected else None}
         | {"out": frame.result(0), "sums": sums, "stats": stats, "T": frame.extent(tokens)}
-        | {"C": frame.extent(compressed.shape[1]) if compressed is not None else 0}
+        | {"C": frame.extent(rows.shape[1]) if rows is not None else 0}
         | {"SCALE": float(frame.op.attributes()["scale"]), "CAUSAL": causal, "LENGTH": int(window.shape[1])}
         | {"PICKED": picked, "BP": triton.next_power_of_2(max(picked, 1)), "BE": shape.entries}
         | {"TOKENS": triton.next_power_of_2(frame.bound(tokens)), "PACKED": window.dtype == DType.U8}
-        | {"PACKED_ROWS": compressed is not None and compressed.dtype == DType.U8}
+        | {"ROWS": "gathered" if source == "rows" else "packed" if rows and rows.dtype == DType.U8 else "plain"}
+        | {"STRIDE": int(rows.shape[2]) if rows is not None else 0}
         | tables
         | widths,
         (frame.tiles(tokens), groups, shape.splits),
@@ -142,13 +144,14 @@ def attention_part(
     SPLITS: tl.constexpr,
     TOKENS: tl.constexpr,
     PACKED: tl.constexpr,
-    PACKED_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STRIDE: tl.constexpr,
 ) -> None:
     """BH heads of a token over a split of its entries: the result, or what the join makes it of."""
     t = tl.program_id(0)
     split = tl.program_id(2)
     head = tl.program_id(1) * BH + tl.arange(0, BH)
-    queries = read_plain_rows(q, t.to(tl.int64) * H + head, head < H, WIDTH, BD)
+    queries = read_plain_rows(q, t.to(tl.int64) * H + head, head < H, WIDTH, WIDTH, BD)
     if cos is not None:
         queries = rotate(queries, cos + t.to(tl.int64) * HALF, sin + t.to(tl.int64) * HALF, False, WIDTH, HALF)
         if SPLITS == 1:
@@ -157,10 +160,10 @@ def attention_part(
             rows = out + (t.to(tl.int64) * H + head[:, None]) * WIDTH + tl.arange(0, BD)[None, :]
             tl.store(rows, queries, mask=(head[:, None] < H) & (tl.arange(0, BD)[None, :] < WIDTH))
             tl.debug_barrier()
-            queries = read_plain_rows(out, t.to(tl.int64) * H + head, head < H, WIDTH, BD)
+            queries = read_plain_rows(out, t.to(tl.int64) * H + head, head < H, WIDTH, WIDTH, BD)
     maximum, total, values = attend_entries(
         *(queries, kv, window, positions, slots, starts, first, compressed, selection, t, split, T, C, SCALE, CAUSAL),
-        *(WIDTH, BD, LENGTH, PICKED, BP, BE, SPLITS, TOKENS, PACKED, PACKED_ROWS),
+        *(WIDTH, BD, LENGTH, PICKED, BP, BE, SPLITS, TOKENS, PACKED, ROWS, STRIDE),
     )
     if SPLITS == 1:
         rows = out + t.to(tl.int64) * (H * WIDTH)

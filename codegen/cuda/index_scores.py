@@ -59,7 +59,7 @@ def read_keys(
     elif PACKING == "bytes":
         values = read_fp4_rows(keys, rows, inside, DI, 32, True, BD).to(tl.bfloat16)
     else:
-        values = read_plain_rows(keys, rows, inside, DI, BD)
+        values = read_plain_rows(keys, rows, inside, DI, DI, BD)
     return values
 
 

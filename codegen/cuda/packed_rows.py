@@ -86,9 +86,14 @@ def read_fp8_rows(
 
 @jit
 def read_plain_rows(
-    source: tl.tensor, rows: tl.tensor, inside: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    source: tl.tensor,
+    rows: tl.tensor,
+    inside: tl.tensor,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """[R, BLOCK] of unpacked rows by number (i64 [R]); zeros in rows that are not `inside` and beyond WIDTH."""
+    """[R, BLOCK] of unpacked rows by number (i64 [R]), STRIDE apart; zeros if not `inside` and beyond WIDTH."""
     k = tl.arange(0, BLOCK)[None, :]
-    place = source + rows[:, None] * WIDTH + k
+    place = source + rows[:, None] * STRIDE + k
     return tl.load(place, mask=inside[:, None] & (k < WIDTH), other=0.0)
