@@ -92,7 +92,7 @@ def choose(
     """Experts and their weights from logits [BT, BE] of tokens t [BT].
 
     The order of (score + bias, lower expert first) is that of one integer: the bits of the sum, made to ascend, above
-    the complement of the expert. NaN is the largest, as in a sort of PyTorch; both zeros are equal.
+    the complement of the expert. NaN is the largest, as in a sort of PyTorch; no score is -0, so no sum is.
     """
     expert = tl.arange(0, BE)
     inside = expert < EXPERTS
@@ -102,7 +102,7 @@ def choose(
         seen = tl.load(image + t, mask=t < T, other=0) != 0
         added = tl.where(seen[:, None], tl.load(image_bias + expert, mask=inside, other=0.0)[None, :], added)
     biased = score + added
-    bits = tl.where(biased == 0.0, 0.0, biased).to(tl.int32, bitcast=True)
+    bits = biased.to(tl.int32, bitcast=True)
     order = tl.where(biased != biased, 0x7FFFFFFF, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
     LOWEST: tl.constexpr = -(2**63)
     key = tl.where(inside[None, :], order.to(tl.int64) * 65536 + (65535 - expert)[None, :], LOWEST)

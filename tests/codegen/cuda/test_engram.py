@@ -97,12 +97,15 @@ def test_gates(copies: int, width: int) -> None:
     assert same(subject.call(rows_of(op, operands, [2]))[0], ours[2:])
 
 
-def test_a_gate_of_zero_stream() -> None:
-    """s is 0 or -0: the root is that of 1e-6, of its sign."""
-    ones = torch.ones(1, 4)
-    kv = torch.tensor([[1.0, 1, 1, 1, 2, 2, 2, 2]])
-    op = EngramGate(1e-20)
-    for stream in (torch.zeros(1, 1, 4), torch.full((1, 1, 4), -0.0)):
-        operands = (stream, kv, ones, ones, None)
+def test_a_gate_keeps_the_sign_of_zero() -> None:
+    """s is 0, and -0 where a negative dot product is divided until nothing is left: the root is that of ±1e-6."""
+    ones, gates = torch.ones(1, 4), []
+    stream = torch.tensor([[[1.0, 0, 0, 0]]])
+    kv = torch.tensor([[1e3, 1e8, 1e8, 1e8, 2, 2, 2, 2]])
+    for sign in (1.0, -1.0):
+        operands = (stream, kv, sign * 1e-22 * ones, 1e-22 * ones, None)
+        op = EngramGate(1e-20)
         (ours,) = Subject.of(op, operands, SM_90, 1).call(operands)
         torch.testing.assert_close(ours, reference(op, operands)[0], rtol=2.0**-22, atol=0.0)
+        gates.append(float(ours[0, 0, 1]) / 2)
+    assert gates == pytest.approx([torch.sigmoid(torch.tensor(sign * 1e-3)).item() for sign in (1, -1)], rel=1e-6)
