@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Frame
+from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import round_groups
@@ -34,9 +34,10 @@ def kernel(
     formats = {name: str(attributes[name]) for name in ("q_format", "kv_format")}
     groups = {name: FORMATS[format].group if format != "none" else 1 for name, format in formats.items()}
     shift = (keys - 2 * pairs) % 2
+    buffers: Arguments = {name: frame.operand(name) for name in ("q", "q_weight", "kv", "kv_weight", "cos", "sin")}
     frame.launch(
         latent_rows,
-        {name: frame.operand(name) for name in ("q", "q_weight", "kv", "kv_weight", "cos", "sin")}
+        buffers
         | {"query": frame.result(0), "keys": frame.result(1), "EPS": float(attributes["eps"])}
         | {"Q": int(query), "KV": keys, "PAIRS": pairs, "SHIFT": shift}
         | {"BQ": power_of_two(int(query)), "BKV": power_of_two(keys + shift)}

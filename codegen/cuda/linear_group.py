@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Buffer, Extent, Frame
+from v41c.codegen.cuda.frame import Arguments, Buffer, Frame
 from v41c.codegen.cuda.kernel import Constant, CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.product import constants, product_block, shared_sums, tiling
@@ -41,7 +41,7 @@ def _launch(frame: Frame, target: CudaTarget, members: Sequence[int]) -> None:
     weights = [frame.type_of(_name("weight", index)) for index in members]
     rows = tuple(int(weight.shape[0]) for weight in weights)
     tile = tiling(weights[0].dtype, rows, columns, frame.bound(tokens), target)
-    arguments: dict[str, Buffer | Extent | Constant] = {"x": frame.operand("x")}
+    arguments: Arguments = {"x": frame.operand("x")}
     arguments |= constants(frame, tile, columns, tokens)
     blocks = 0
     for place in range(MOST):

@@ -59,7 +59,7 @@ def tiling(stream: TensorType, tokens: int) -> Tiling:
         return Tiling(4, min(64, whole), 1, min(1024, whole), 4, 1, False)
     if tokens <= 1024:
         return Tiling(16, min(64, whole), 2, min(512, whole), 4, 3, True)
-    return Tiling(64, 32, 8, min(128, whole), 8, 3, True)
+    return Tiling(64, 32, 8, min(256, whole), 8, 3, True)
 
 
 def entered(frame: Frame, first: int) -> dict[str, Buffer | None]:
@@ -206,7 +206,7 @@ def _chunk_sums(
         column = (chunk * STEPS + step) * BD + tl.arange(0, BD)
         mask = inside[:, None] & (column[None, :] < D)
         place = rows[:, None] * (N * D) + column[None, :]
-        copies = ()
+        copies: tl.tuple = ()
         for copy in tl.static_range(N):
             copies += (tl.load(stream + place + copy * D, mask=mask, other=0.0),)
         if y is not None:
@@ -243,7 +243,7 @@ def _factors(pointers: tl.tensor, inside: tl.tensor, COUNT: tl.constexpr) -> tl.
     Each passes through a sum of one element: the compiler carries the layout of a product's operand backwards through
     everything up to loads, and would compute the new stream twice, the second time once for each warp. It stops here.
     """
-    factors = ()
+    factors: tl.tuple = ()
     for index in tl.static_range(COUNT):
         factors += (tl.sum(tl.load(pointers[:, None] + index, mask=inside[:, None], other=0.0), axis=1),)
     return factors

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Buffer, Extent, Frame
+from v41c.codegen.cuda.frame import Arguments, Buffer, Frame
 from v41c.codegen.cuda.kernel import Constant
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import decode_e8m0, round_groups
@@ -97,9 +97,9 @@ def shared_sums(
     return frame.workspace(tiles * tile.splits * tile.m * tile.t, "fp32"), frame.counters(tiles)
 
 
-def constants(frame: Frame, tile: Tiling, columns: int, tokens: Dim) -> dict[str, Extent | Constant]:
+def constants(frame: Frame, tile: Tiling, columns: int, tokens: Dim) -> Arguments:
     """The arguments of `product_block` that products of one input have in common."""
-    shape: dict[str, Extent | Constant] = {"T": frame.extent(tokens), "K": columns, "SPLITS": tile.splits}
+    shape: Arguments = {"T": frame.extent(tokens), "K": columns, "SPLITS": tile.splits}
     return shape | {"BM": tile.m, "BT": tile.t, "BK": tile.k, "STAGES": tile.stages}
 
 

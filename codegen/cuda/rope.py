@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Frame
+from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.rows import power_of_two
@@ -32,9 +32,10 @@ def kernel(
     pairs = int(frame.type_of("cos").shape[1])
     kept = width - 2 * pairs
     block = max(1, min(power_of_two(heads), _ELEMENTS // power_of_two(width)))
+    buffers: Arguments = {name: frame.operand(name) for name in ("x", "cos", "sin")}
     frame.launch(
         rope_heads,
-        {name: frame.operand(name) for name in ("x", "cos", "sin")}
+        buffers
         | {"out": frame.result(0), "HEADS": heads, "KEPT": kept, "PAIRS": pairs, "BH": block}
         | {"BK": power_of_two(kept), "BP": power_of_two(pairs), "INVERSE": bool(op.attributes()["inverse"])},
         (frame.tiles(tokens), -(-heads // block)),
