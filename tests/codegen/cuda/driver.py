@@ -39,6 +39,7 @@ class HostDriver:
     interpret: bool = True
     launched: list[Launched] = field(default_factory=list)
     blocks: dict[int, Array] = field(default_factory=dict)
+    named: dict[str, range] = field(default_factory=dict)
     recording: list[Launched] | None = None
 
     @property
@@ -52,10 +53,11 @@ class HostDriver:
         return 1 << 40
 
     def allocate(self, size: int, what: str) -> int:
-        """Memory full of NaN bytes."""
+        """Memory full of NaN bytes; its addresses are kept in `named`."""
         room = np.full(size + 256, 0xFF, np.uint8)
         block = room[-room.ctypes.data % 256 :][:size]
         self.blocks[block.ctypes.data] = block
+        self.named[what] = range(block.ctypes.data, block.ctypes.data + size)
         return block.ctypes.data
 
     def register(self, array: Array) -> int:

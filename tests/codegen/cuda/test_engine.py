@@ -1,0 +1,131 @@
+"""A whole CUDA engine without a GPU: the runtime's CUDA device on a driver that interprets its launches.
+
+Fed the same tokens, its logits are those of the CPU engine of the same checkpoint but for roundings, which grow with
+depth as they do in the eager model; and every pointer of every launch lies in the buffer that it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.codegen.cuda.driver import HostDriver
+from tests.variants import compile_variants
+from v41c.codegen.cuda import build
+from v41c.compile import CompileOptions, compile
+from v41c.init import init
+from v41c.manifest import Argument, Command, LaunchEntry, Manifest, Program
+from v41c.runtime import devices
+from v41c.runtime.artifact import Engine, load
+from v41c.runtime.device import Programs
+from v41c.runtime.session import Session
+from v41c.targets import cuda
+
+#: tokens of the programs besides those for one: enough for a prompt of a few
+FEW = 16
+CONTEXT = 64
+#: relative L2 of logits, twice the largest seen: 0.011, 0.014 and 0.017; that of the CPU engine against the eager model
+#: is of the same size
+ROUNDINGS = 0.035
+
+
+def uncompiled(entries: list[build._Entry]) -> Iterator[str]:
+    """Stands for the compiler where launches are interpreted: cubins that hold nothing but their key."""
+    for entry in entries:
+        key = entry.function.key()
+        entry.store(build.Cubin(entry.function.name, entry.function.warps, 0, 0, 0, {}), key.encode())
+        yield key
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
+    """Engines of one small random model, for this processor and for Hopper."""
+    folder = tmp_path_factory.mktemp("cuda")
+    init(folder / "model", "tiny", 5)
+    with pytest.MonkeyPatch.context() as patch:
+        compile_variants(patch, (1, FEW))
+        compile(folder / "model", folder / "cpu", CompileOptions(max_context=CONTEXT))
+        patch.setattr("v41c.targets.target.find_target", lambda spec: replace(cuda.SM_90, variants=(1, FEW)))
+        patch.setattr(build, "_compile", uncompiled)
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        compile(folder / "model", folder / "cuda", CompileOptions(target="cuda", max_context=CONTEXT))
+    return load(folder / "cpu"), load(folder / "cuda")
+
+
+def open_session(engine: Engine, driver: HostDriver, patch: pytest.MonkeyPatch) -> Session:
+    """A session of a CUDA engine on a driver without a GPU; memory that no token has written is NaN."""
+    patch.setattr(devices, "CudaDriver", lambda: driver)
+    return Session(engine, drafting=True, poison=True)
+
+
+def test_logits_and_states_of_the_cpu_engine(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Session(engines[0], drafting=True, poison=True)
+    theirs = open_session(engines[1], HostDriver(engines[1]), monkeypatch)
+    prompt = np.random.default_rng(1).integers(5, 250, 11)
+    expected = [*ours.prefill_all(prompt, mode="full"), ours.decode(675), ours.decode(312)]
+    found = [*theirs.prefill_all(prompt, mode="full"), theirs.decode(675), theirs.decode(312)]
+    for a, b in zip(found, expected, strict=True):
+        assert np.linalg.norm(a - b) < ROUNDINGS * np.linalg.norm(b)
+    for name in ("layers.0.window", "layers.2.compressed", "layers.2.index_keys", "engram.history"):
+        assert np.array_equal(theirs.states[name].view(np.uint8), ours.states[name].view(np.uint8)), name
+    assert theirs.evaluated == ours.evaluated
+
+
+def test_every_pointer_lies_in_its_buffer(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole generation: prefill in two chunks, decode steps, drafts; launches are looked at, not run."""
+    engine, manifest = engines[1], engines[1].manifest
+    driver = HostDriver(engine, interpret=False)
+    ran: list[tuple[Program, int]] = []
+    smallest = Programs.smallest
+
+    def noted(self: Programs, graph: str, tokens: int, rows: int) -> Program:
+        ran.append((smallest(self, graph, tokens, rows), rows))
+        return ran[-1][0]
+
+    monkeypatch.setattr(Programs, "smallest", noted)
+    session = open_session(engine, driver, monkeypatch)
+    session.prefill(np.arange(5, 30), mode="ced")
+    for token in (7, 8, 9):
+        session.decode(token)
+    session.draft(10)
+    assert {program.graph for program, _ in ran} == {"encoder", "decoder", "draft_context", "draft"}
+    asked = iter(driver.launched)
+    for command, launch in expected_launches(manifest, ran):
+        launched = next(asked)
+        assert launched.entry == manifest.cubins[launch.cubin]
+        assert launched.threads == launched.entry.warps * 32
+        assert launched.values[-2:] == (0, 0)
+        for parameter, value in zip(launch.parameters, launched.values, strict=False):
+            argument = command.arguments[parameter.argument]
+            if argument.kind == "dim":
+                assert 0 < value <= CONTEXT
+            else:
+                assert value in home(driver, manifest, argument)
+                assert value % 16 == 0
+    assert next(asked, None) is None
+
+
+def expected_launches(manifest: Manifest, ran: list[tuple[Program, int]]) -> Iterator[tuple[Command, LaunchEntry]]:
+    """Every launch of the programs that ran, in order; none over the logit rows of a step without any."""
+    for program, rows in ran:
+        for command in program.commands:
+            for launch in manifest.launches[command.kernel]:
+                over_rows = any(axis.dim is not None and manifest.dims[axis.dim] == "R" for axis in launch.grid)
+                if rows or not over_rows:
+                    yield command, launch
+
+
+def home(driver: HostDriver, manifest: Manifest, argument: Argument) -> range:
+    """The addresses that an argument's buffer may have."""
+    match argument.kind:
+        case "arena":
+            return driver.named["activations"]
+        case "counters":
+            return driver.named["counters"]
+        case "state":
+            return driver.named[f"state {manifest.states[argument.index].name}"]
+        case _:
+            return driver.named[f"weight {manifest.weights[argument.index].name}"]
