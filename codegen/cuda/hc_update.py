@@ -47,16 +47,18 @@ def update_rows(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A block of columns of a token's copies. The sources are read once for every target, from the cache but once."""
+    """A block of columns of a token's copies."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     added = tl.load(y + token * WIDTH + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    sources: tl.tuple = ()
+    for source in tl.static_range(N):
+        place = (token * N + source) * WIDTH + column
+        sources += (tl.load(stream + place, mask=column < WIDTH, other=0.0).to(tl.float32),)
     for target in tl.static_range(N):
         total = tl.zeros((BLOCK,), tl.float32)
         for source in tl.static_range(N):
-            place = (token * N + source) * WIDTH + column
-            values = tl.load(stream + place, mask=column < WIDTH, other=0.0).to(tl.float32)
-            total += tl.load(comb + token * (N * N) + source * N + target) * values
+            total += tl.load(comb + token * (N * N) + source * N + target) * sources[source]
         total = tl.load(post + token * N + target) * added + total
         place = (token * N + target) * WIDTH + column
         tl.store(out + place, total.to(out.dtype.element_ty), mask=column < WIDTH)
