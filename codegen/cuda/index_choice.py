@@ -160,41 +160,29 @@ def index_part(
         scored = (units > K) if BLOCKS else (rows_allowed > K)
         tiles = (units + UNITS - 1) // UNITS
         span = (tiles + PARTS - 1) // PARTS
-        for tile in range(part * span, tl.minimum((part + 1) * span, tiles)):
-            unit = tile * UNITS + tl.arange(0, UNITS)
-            if pool is not None:
-                number = tl.load(pool + first.to(tl.int64) * POOL + unit, mask=unit < POOL, other=-1)
-            else:
-                number = unit
-            inner = tl.arange(0, PAD)
-            row = number[:, None] * BLOCK + inner[None, :]
-            exists = (number[:, None] >= 0) & (inner[None, :] < BLOCK)
-            row = tl.reshape(tl.where(exists, row, most), (ROWS,))
-            score = tl.zeros((ROWS, TOKENS), tl.float32)
-            if scored:
-                place = cache.to(tl.int64) * C + row
-                score = score_rows(read_keys(keys, place, row < most, DI, BD, PACKING), queries, weight, TOKENS, BH)
-            score = tl.where(row[:, None] < seen[None, :], score, float("-inf"))
-            if BLOCKS:
-                score = tl.max(tl.reshape(score, (UNITS, PAD, TOKENS)), axis=1)
-                newest = (seen - 1) // BLOCK
-                score = tl.where((seen > 0)[None, :] & (unit[:, None] == newest[None, :]), float("inf"), score)
-                row = unit
-            # an entry that equals the worst of a full list comes after all of it
-            key = order_keys(score)
-            better = (score > float("-inf")) & (key > floor[None, :])
-            flags = better.to(tl.int32)
-            target = count[None, :] + tl.cumsum(flags, axis=0) - 1
-            lists = (token.to(tl.int64) * PARTS + part) * CAPACITY
-            tl.store(list_keys + lists[None, :] + target, key, mask=better)
-            tl.store(list_ids + lists[None, :] + target, row[:, None] + tl.zeros_like(target), mask=better)
-            count += tl.sum(flags, axis=0)
-            if tl.max(count, axis=0) > CAPACITY - key.shape[0]:
+        tile, end = part * span, tl.minimum((part + 1) * span, tiles)
+        if scored == 0:
+            for one in range(tile, end):
+                count = _add_tile(
+                    *(keys, pool, list_keys, list_ids, queries, weight, count, floor, seen, most, one, first, part),
+                    *(cache, C, K, BLOCK, PAD, POOL, BLOCKS, DI, BD, PACKING, TOKENS, BH, ROWS, PARTS, CAPACITY, False),
+                )
+            tile = end
+        while tile < end:
+            # as many tiles as fit whatever their scores: a loop without a cut inside asks for keys ahead of their use
+            fitting = (CAPACITY - tl.max(count, axis=0)) // (UNITS if BLOCKS else ROWS)
+            stop = tl.minimum(tile + fitting, end)
+            for one in range(tile, stop):
+                count = _add_tile(
+                    *(keys, pool, list_keys, list_ids, queries, weight, count, floor, seen, most, one, first, part),
+                    *(cache, C, K, BLOCK, PAD, POOL, BLOCKS, DI, BD, PACKING, TOKENS, BH, ROWS, PARTS, CAPACITY, True),
+                )
+            tile = stop
+            if (tile == end) | (tl.max(count, axis=0) > CAPACITY - (UNITS if BLOCKS else ROWS)):
                 count, floor = _cut(
-                    list_keys, list_ids, counts, first, part, count, floor, K, PARTS, CAPACITY, TOKENS, CHUNK
+                    *(list_keys, list_ids, counts, first, part, count, floor, K, PARTS, CAPACITY, TOKENS, CHUNK)
                 )
         waiting = tl.where(slot == cache, 0, waiting)
-    count, floor = _cut(list_keys, list_ids, counts, first, part, count, floor, K, PARTS, CAPACITY, TOKENS, CHUNK)
     tl.store(counts + token.to(tl.int64) * PARTS + part, count, mask=token < T)
     for index in range(0, TOKENS):
         if first + index < T:
@@ -202,6 +190,73 @@ def index_part(
                 *(list_keys, list_ids, counts, merged_keys, merged_ids, merged_counts, ended, out),
                 *(first + index, part, K, PARTS, GROUPS, GROUP, CAPACITY, LENGTH, MERGED_CHUNK),
             )
+
+
+@jit
+def _add_tile(
+    keys: tl.tensor,
+    pool: tl.tensor,
+    list_keys: tl.tensor,
+    list_ids: tl.tensor,
+    queries: tl.tensor,
+    weight: tl.tensor,
+    count: tl.tensor,
+    floor: tl.tensor,
+    seen: tl.tensor,
+    most: tl.tensor,
+    tile: tl.tensor,
+    first: tl.tensor,
+    part: tl.tensor,
+    cache: tl.tensor,
+    C: tl.tensor,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAD: tl.constexpr,
+    POOL: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    DI: tl.constexpr,
+    BD: tl.constexpr,
+    PACKING: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BH: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    SCORED: tl.constexpr,
+) -> tl.tensor:
+    """Append a tile's rows or blocks to the lists, those that can still be among the best; the lists' new lengths.
+
+    Not SCORED, all that are visible: there are no more of them than places.
+    """
+    UNITS: tl.constexpr = ROWS // PAD
+    unit = tile * UNITS + tl.arange(0, UNITS)
+    number = unit
+    if pool is not None:
+        number = tl.load(pool + first.to(tl.int64) * POOL + unit, mask=unit < POOL, other=-1)
+    inner = tl.arange(0, PAD)
+    row = number[:, None] * BLOCK + inner[None, :]
+    exists = (number[:, None] >= 0) & (inner[None, :] < BLOCK)
+    row = tl.reshape(tl.where(exists, row, most), (ROWS,))
+    if SCORED:
+        place = cache.to(tl.int64) * C + row
+        score = score_rows(read_keys(keys, place, row < most, DI, BD, PACKING), queries, weight, TOKENS, BH)
+    else:
+        score = tl.zeros((ROWS, TOKENS), tl.float32)
+    score = tl.where(row[:, None] < seen[None, :], score, float("-inf"))
+    if BLOCKS:
+        score = tl.max(tl.reshape(score, (UNITS, PAD, TOKENS)), axis=1)
+        newest = (seen - 1) // BLOCK
+        score = tl.where((seen > 0)[None, :] & (unit[:, None] == newest[None, :]), float("inf"), score)
+        row = unit
+    # an entry that equals the worst of a full list comes after all of it
+    key = order_keys(score)
+    better = (score > float("-inf")) & (key > floor[None, :])
+    flags = better.to(tl.int32)
+    target = count[None, :] + tl.cumsum(flags, axis=0) - 1
+    lists = ((first + tl.arange(0, TOKENS)).to(tl.int64) * PARTS + part) * CAPACITY
+    tl.store(list_keys + lists[None, :] + target, key, mask=better)
+    tl.store(list_ids + lists[None, :] + target, row[:, None] + tl.zeros_like(target), mask=better)
+    return count + tl.sum(flags, axis=0)
 
 
 @jit
