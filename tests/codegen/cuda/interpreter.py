@@ -114,3 +114,14 @@ def _prepare_nested_calls_once() -> None:
 
     interpreter.GridExecutor.__call__ = launch_prepared
     interpreter.InterpretedFunction.__call__ = call
+
+
+def run_blocks_backwards(patch: Any) -> None:
+    """Until `patch`, a MonkeyPatch, is undone: a launch's last block runs first."""
+    builder = interpreter.InterpreterBuilder
+    place = builder.set_grid_idx
+
+    def place_backwards(self: Any, *indices: int) -> None:
+        place(self, *(size - 1 - index for size, index in zip(self.grid_dim, indices, strict=True)))
+
+    patch.setattr(builder, "set_grid_idx", place_backwards)

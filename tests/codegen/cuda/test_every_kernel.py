@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.codegen.cuda.harness import Subject
+from tests.codegen.cuda.interpreter import run_blocks_backwards
 from tests.codegen.sparse_harness import reference, rows_of, same
 from v41c.codegen.cuda import has_kernel
 from v41c.ir.ops import op_types
@@ -51,3 +52,14 @@ def test_an_empty_step(name: str) -> None:
     subject = Subject.of(example.op, operands, SM_90, 16)
     for ours, theirs in zip(subject.call(operands), reference(example.op, operands), strict=True):
         assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_run_in_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit the same with the last block first: none writes where another does, nor adds to it as it comes."""
+    *_, example = op_types()[name].examples()
+    subject = Subject.of(example.op, example.operands, SM_90, 512)
+    forwards = subject.call(example.operands)
+    run_blocks_backwards(monkeypatch)
+    for one, other in zip(forwards, subject.call(example.operands), strict=True):
+        assert same(one, other)
