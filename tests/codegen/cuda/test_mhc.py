@@ -64,6 +64,21 @@ def test_widths_and_copies(copies: int, width: int, bound: int) -> None:
         close(ours, theirs)
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_the_width_of_a_release(bound: int) -> None:
+    """160, 80, 40 and 20 chunks a tile; values of 2^40, whose squares an f32 still holds."""
+    operands = boundary(min(bound, 2), 4, 5120, scale=2.0**40)
+    op = MhcBoundary(1e-20, 1e-6, 20, "fp8_e8m0_32")
+    results = Subject.of(op, operands, SM_90, bound).call(operands)
+    updated, u, rounded, *coefficients = reference(op, operands)
+    # neighbours, and what an f32 sum of five terms of 2^42 leaves where they cancel
+    torch.testing.assert_close(results[0], updated, rtol=2.0**-7, atol=2.0**20)
+    for ours, theirs in zip((results[1], *results[3:]), (u, *coefficients), strict=True):
+        close(ours, theirs)
+    # an fp8 value is one of 2^3 steps of its power of two
+    torch.testing.assert_close(results[2], rounded, rtol=2.0**-3, atol=2.0**-8)
+
+
 @pytest.mark.parametrize("bound", [16, 512])
 def test_f32_streams(bound: int) -> None:
     """Sums of up to four products a value of the stream: a few units of 2^-24."""
