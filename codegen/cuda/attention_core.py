@@ -52,14 +52,19 @@ def _absorb(
     SCALE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Maximum, total and sums of values with a tile of entries more."""
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * SCALE
+    # one head, in f32: the vector units, which multiply tiles of f32 only out of more registers than there are
+    ALONE: tl.constexpr = q.shape[0] == 1
+    scores = tl.sum(q * keys, axis=1)[None, :] * SCALE if ALONE else tl.dot(q, tl.trans(keys)) * SCALE
     scores = tl.where(seen[None, :], scores, float("-inf"))
     highest = tl.maximum(maximum, tl.max(scores, axis=1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)
     decay = tl.exp(maximum - shift)
     weights = tl.exp(scores - shift[:, None])
     total = total * decay + tl.sum(weights, axis=1)
-    sums = tl.dot(weights.to(q.dtype), keys, sums * decay[:, None], input_precision="ieee")
+    if ALONE:
+        sums = sums * decay[:, None] + tl.sum(tl.trans(weights) * keys, axis=0)[None, :]
+    else:
+        sums = tl.dot(weights.to(q.dtype), keys, sums * decay[:, None])
     return highest, total, sums
 
 

@@ -99,10 +99,10 @@ def _shape(target: CudaTarget, tokens: int, heads: int, entries: int, exact: boo
     Many tokens: 64 heads of 512 sums are 128 registers of each of 256 threads, and with 32 keys 128 KiB of shared
     memory, counting queries that do not fit into registers beside them. Where a block has less, and for few tokens,
     16 heads: queries of 512 values are 128 registers then, sums 32, and a tile of keys 32. With few tokens splits fill
-    the processor twice.
+    the processor twice. In f32 a block has one head, whose products are no matrix's.
     """
     if exact:
-        return _Shape(16, 16, 1, 4)
+        return _Shape(1, 16, 1, 4)
     if tokens > 16:
         wide = target.shared_bytes_per_block >= 160 << 10
         return _Shape(min(64, max(16, triton.next_power_of_2(heads))) if wide else 16, 32, 1, 8)

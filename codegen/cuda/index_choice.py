@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Frame
-from v41c.codegen.cuda.index_scores import read_keys, read_queries, read_weights, score_rows
+from v41c.codegen.cuda.index_scores import read_keys, read_queries, read_weights, score_rows, score_rows_exactly
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.selection import LOWEST, best_of, order_keys
@@ -140,8 +140,11 @@ def index_part(
     first = tl.program_id(1) * TOKENS
     lane = tl.arange(0, TOKENS)
     token = first + lane
-    queries = read_queries(q, first, T, TOKENS, H, BH, DI, BD)
-    weight = read_weights(weights, first, T, SCALE, TOKENS, H, BH)
+    if PACKING == "plain":
+        queries, weight = q + first.to(tl.int64) * (H * DI), weights + first.to(tl.int64) * H
+    else:
+        queries = read_queries(q, first, T, TOKENS, H, BH, DI, BD)
+        weight = read_weights(weights, first, T, SCALE, TOKENS, H, BH)
     position = tl.load(positions + token, mask=token < T, other=-1)
     slot = tl.load(slots + token, mask=token < T, other=-1)
     visible = (position + 1) // RATIO
@@ -165,7 +168,8 @@ def index_part(
             for one in range(tile, end):
                 count = _add_tile(
                     *(keys, pool, list_keys, list_ids, queries, weight, count, floor, seen, most, one, first, part),
-                    *(cache, C, K, BLOCK, PAD, POOL, BLOCKS, DI, BD, PACKING, TOKENS, BH, ROWS, PARTS, CAPACITY, False),
+                    *(cache, C, BLOCK, PAD, POOL, BLOCKS, SCALE, H, DI, BD, PACKING, TOKENS, BH, ROWS, PARTS, CAPACITY),
+                    False,
                 )
             tile = end
         while tile < end:
@@ -175,7 +179,8 @@ def index_part(
             for one in range(tile, stop):
                 count = _add_tile(
                     *(keys, pool, list_keys, list_ids, queries, weight, count, floor, seen, most, one, first, part),
-                    *(cache, C, K, BLOCK, PAD, POOL, BLOCKS, DI, BD, PACKING, TOKENS, BH, ROWS, PARTS, CAPACITY, True),
+                    *(cache, C, BLOCK, PAD, POOL, BLOCKS, SCALE, H, DI, BD, PACKING, TOKENS, BH, ROWS, PARTS, CAPACITY),
+                    True,
                 )
             tile = stop
             if (tile == end) | (tl.max(count, axis=0) > CAPACITY - (UNITS if BLOCKS else ROWS)):
@@ -209,11 +214,12 @@ def _add_tile(
     part: tl.tensor,
     cache: tl.tensor,
     C: tl.tensor,
-    K: tl.constexpr,
     BLOCK: tl.constexpr,
     PAD: tl.constexpr,
     POOL: tl.constexpr,
     BLOCKS: tl.constexpr,
+    SCALE: tl.constexpr,
+    H: tl.constexpr,
     DI: tl.constexpr,
     BD: tl.constexpr,
     PACKING: tl.constexpr,
@@ -239,7 +245,11 @@ def _add_tile(
     row = tl.reshape(tl.where(exists, row, most), (ROWS,))
     if SCORED:
         place = cache.to(tl.int64) * C + row
-        score = score_rows(read_keys(keys, place, row < most, DI, BD, PACKING), queries, weight, TOKENS, BH)
+        tile_keys = read_keys(keys, place, row < most, DI, BD, PACKING)
+        if PACKING == "plain":
+            score = score_rows_exactly(tile_keys, queries, weight, SCALE, H, DI, BD)
+        else:
+            score = score_rows(tile_keys, queries, weight, TOKENS, BH)
     else:
         score = tl.zeros((ROWS, TOKENS), tl.float32)
     score = tl.where(row[:, None] < seen[None, :], score, float("-inf"))

@@ -1,4 +1,4 @@
-"""Scores of index keys for a few queries: a tile of rows by the heads of some tokens, on the tensor cores.
+"""Scores of index keys for a few queries: a tile of rows by the heads of some tokens, on the tensor cores if packed.
 
 Rows are the first operand, whose tiles come in 64s and 128s; e2m1 times a power of two is exact in bf16, and so are
 queries, so products are exact and sums are f32.
@@ -85,6 +85,26 @@ def score_rows(
     keys: tl.tensor, queries: tl.tensor, weights: tl.tensor, TOKENS: tl.constexpr, BH: tl.constexpr
 ) -> tl.tensor:
     """f32 [R, TOKENS]: Σ_h relu(q_h · key) · weight_h of keys [R, BD] and queries [BD, TOKENS · BH]."""
-    products = tl.dot(keys, queries.to(keys.dtype), input_precision="ieee")
+    products = tl.dot(keys, queries)
     weighted = tl.maximum(products, 0.0) * weights[None, :]
     return tl.sum(tl.reshape(weighted, (keys.shape[0], TOKENS, BH)), axis=2)
+
+
+@jit
+def score_rows_exactly(
+    keys: tl.tensor,
+    q: tl.tensor,
+    weights: tl.tensor,
+    SCALE: tl.constexpr,
+    H: tl.constexpr,
+    DI: tl.constexpr,
+    BD: tl.constexpr,
+) -> tl.tensor:
+    """f32 [R, 1] of keys f32 [R, BD] for one token's q [H, DI] and weights [H], head by head on the vector units."""
+    d = tl.arange(0, BD)
+    total = tl.zeros((keys.shape[0],), tl.float32)
+    for head in range(H):
+        query = tl.load(q + head * DI + d, mask=d < DI, other=0.0).to(tl.float32)
+        weight = (tl.load(weights + head).to(tl.float32) * SCALE).to(weights.dtype.element_ty).to(tl.float32)
+        total += tl.maximum(tl.sum(keys * query[None, :], axis=1), 0.0) * weight
+    return total[:, None]

@@ -31,9 +31,13 @@ def cases() -> dict[str, tuple[Op, tuple[TensorType | None, ...]]]:
     index = (TensorType(DType.BF16, ("T", 32, 128)), TensorType(DType.BF16, ("T", 32)))
     keys = TensorType(DType.U8, ("S", "C1", 68))
     scale = WIDTH**-0.5
+    exact_step = (f32("T", HEADS, WIDTH), f32("T", WIDTH), f32(HEADS), f32("S", WINDOW, WIDTH), row, row, row, row)
+    exact_index = (f32("T", 32, 128), f32("T", 32), f32("S", "C1", 128))
     return {
         "attend": (Attend(scale), (*step, ring, row, row, row, row, *tables, compressed, i32("T", PLACES))),
         "draft": (Attention(scale, False), (*step, ring, row, row, row, row, None, None)),
+        "exact attend": (Attend(scale), (*exact_step, *tables, f32("S", "C1", WIDTH), i32("T", PLACES))),
+        "exact index_topk": (IndexTopk(1, PLACES, INDEX_SCALE, 8), (*exact_index, row, row, None)),
         "index_topk": (IndexTopk(1, PLACES, INDEX_SCALE, 8), (*index, keys, row, row, None)),
         "index_candidates": (IndexCandidates(1, PLACES, INDEX_SCALE, 8), (*index, keys, row, row, i32("T", 2048))),
         "candidate_blocks": (CandidateBlocks(1, 2048, 8, INDEX_SCALE), (*index, keys, row, row)),
