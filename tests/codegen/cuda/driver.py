@@ -30,22 +30,23 @@ class Launched:
 
 @dataclass
 class HostDriver:
-    """Runs an engine's launches on memory of this process. `launched` has every one, in order.
+    """Runs launches of an engine, or of given `entries`, on memory of this process. `launched` has every one, in order.
 
-    With `interpret` they are run in Triton's interpreter; without, only looked at.
+    With `interpret` they are run in Triton's interpreter; without, only looked at. `entries`: by the cubins' content.
     """
 
-    engine: Engine
+    engine: Engine | None
     interpret: bool = True
     launched: list[Launched] = field(default_factory=list)
     blocks: dict[int, Array] = field(default_factory=dict)
     named: dict[str, range] = field(default_factory=dict)
     recording: list[Launched] | None = None
+    entries: dict[bytes, CubinEntry] = field(default_factory=dict)
 
     @property
     def capability(self) -> int | None:
         """That of the engine."""
-        return self.engine.manifest.cuda_capability
+        return None if self.engine is None else self.engine.manifest.cuda_capability
 
     @property
     def free_bytes(self) -> int:
@@ -87,10 +88,12 @@ class HostDriver:
 
     def kernel(self, cubin: bytes, function: str, shared_bytes: int) -> Any:
         """The manifest's entry of a cubin, found by its content."""
-        for entry in self.engine.manifest.cubins.values():
-            if (self.engine.path / entry.file).read_bytes() == cubin and entry.function == function:
-                return entry
-        raise ValueError(f"{function}: expected a cubin of {self.engine.path}")
+        entries = dict(self.entries)
+        if self.engine is not None:
+            entries |= {(self.engine.path / e.file).read_bytes(): e for e in self.engine.manifest.cubins.values()}
+        if cubin not in entries or entries[cubin].function != function:
+            raise ValueError(f"{function}: expected a cubin of the engine or one of the entries")
+        return entries[cubin]
 
     def launch(self, kernel: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int) -> None:
         """Read the parameters as the driver would, and launch or record."""
