@@ -85,9 +85,11 @@ def _shape(target: CudaTarget, tokens: int, tiles: int, exact: bool, by_pool: bo
     """Blocks that fill the processor twice over parts and tokens, as far as there are tiles of 128 rows.
 
     Many tokens of a sequence share the keys of a tile: unpacking a key costs the vector units three times what its
-    product with 32 heads costs the tensor cores, so four tokens share it. Pools differ from token to token.
+    product with 32 heads costs the tensor cores, so four tokens share it; two where the tensor cores' operands fill
+    registers beside the sums. Pools differ from token to token.
     """
-    shared = 4 if tokens > 16 and not exact and not by_pool else 1
+    together = 4 if target.has_wgmma or target.has_tcgen05 else 2
+    shared = together if tokens > 16 and not exact and not by_pool else 1
     blocks = -(-tokens // shared)
     wanted = max(4, 2 * target.multiprocessors // blocks)
     parts = 1 << (max(1, min(wanted, tiles)).bit_length() - 1)

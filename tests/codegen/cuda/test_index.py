@@ -15,7 +15,7 @@ from v41c.ir.op import Op, seeded
 from v41c.ir.ops.candidate_blocks import CandidateBlocks
 from v41c.ir.ops.index_candidates import IndexCandidates
 from v41c.ir.ops.index_topk import IndexTopk
-from v41c.targets.cuda import SM_90
+from v41c.targets.cuda import SM_89, SM_90
 
 
 def ints(*values: int) -> Tensor:
@@ -69,6 +69,12 @@ def test_selection_is_exact_whatever_the_cut(number: int) -> None:
     assert same(few.call(rows_of(op, operands, slice(0, 3)))[0], expected[:3])
     for row in (0, 3):
         assert same(single.call(rows_of(op, operands, [row]))[0], expected[row : row + 1])
+
+
+def test_fewer_tokens_of_a_block_choose_alike() -> None:
+    """Where the tensor cores read registers, two tokens share a tile instead of four."""
+    op, operands = CASES[0]
+    assert same(Subject.of(op, operands, SM_89, 512).call(operands)[0], reference(op, operands)[0])
 
 
 def test_lists_are_cut_while_they_grow() -> None:
