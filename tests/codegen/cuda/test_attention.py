@@ -20,7 +20,9 @@ from tests.codegen.sparse_harness import Operands, reference, rows_of, same
 from v41c.ir import formats
 from v41c.ir.op import seeded
 from v41c.ir.ops.attend import Attend
+from v41c.ir.ops.attend_gathered import AttendGathered
 from v41c.ir.ops.attention import Attention
+from v41c.ir.ops.gather_selected import GatherSelected
 from v41c.ir.ops.rope import Rope
 from v41c.targets.cuda import SM_89, SM_90
 
@@ -171,6 +173,18 @@ def test_extremes() -> None:
         close(got, reference(op, operands)[0], kv)
         assert torch.all(got[3] == 0)
         assert torch.all(got[:, 1] == 0)
+
+
+@pytest.mark.parametrize("tokens", [16, 512])
+def test_gathered_rows_are_attended_to_alike(tokens: int) -> None:
+    """Rows that were gathered before give the bits of those read from the cache."""
+    op, operands = rotated(rows_of(Attention(1.0, True), CASES[1].inputs(), slice(8)))
+    *step, compressed, selection = operands
+    (rows,) = reference(GatherSelected(32, 37), (compressed, selection, step[5]))
+    gathered = (*step, rows, selection)
+    ours = Subject.of(AttendGathered(op.scale), gathered, SM_90, tokens).call(gathered)
+    for left, right in zip(ours, Subject.of(op, operands, SM_90, tokens).call(operands), strict=True):
+        assert same(left, right)
 
 
 @cache

@@ -14,6 +14,7 @@ from v41c.ir.op import Op, seeded
 from v41c.ir.ops.cache_write import CacheWrite
 from v41c.ir.ops.compress_pool import CompressPool
 from v41c.ir.ops.compress_tokens import CompressTokens
+from v41c.ir.ops.gather_selected import GatherSelected
 from v41c.ir.ops.history_write import HistoryWrite
 from v41c.ir.ops.image_mask import ImageMask
 from v41c.ir.ops.run_starts import RunStarts
@@ -145,3 +146,14 @@ def test_pooling_of_several_sequences() -> None:
     expected_state, expected = reference(op, operands)
     assert same(state, expected_state)
     torch.testing.assert_close(pooled, expected, rtol=0, atol=16 * 2.0**-24 * 4)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_gathered_rows_have_no_gaps(packed: bool) -> None:
+    """Selections with gaps, without any row, and with more rows than a block takes; rows never written are NaNs."""
+    rows = seeded(6)(2, 14, 96)
+    cache = formats.pack(rows, "fp4_e4m3_16") if packed else rows
+    cache[:, 12:] = 0xFF if packed else torch.nan
+    selection = torch.arange(11).int().repeat(3, 1)
+    selection[0, [0, 3, 4, 9]], selection[1] = -1, -1
+    check(GatherSelected(96, 101), (cache, selection, ints(1, 0, 1)), 512)
