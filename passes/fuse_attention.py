@@ -2,7 +2,8 @@
 
 Before: norms, rotations and round trips of the query latent and of the window keys; rotation of the queries, attention,
         write of the ring, rotation back; projection of the head groups, round trip.
-After:  `latent_norms`, `attend` and `grouped_linear_quantized`, between the projections wq_a with wkv, wq_b and wo_b.
+After:  `latents`, `attend` and `grouped_linear_quantized`, between the projections wq_b and wo_b; `latent_norms` where
+        wq_a and wkv are merged with other projections, or with none.
 Why:    every value in between is read once by one operation: it need not leave the cache that it was made in. The
         ring is written behind the attention that reads it, as its versions in the graph say. A draft block leaves its
         ring alone, so that its attention stays in parts.
@@ -20,8 +21,9 @@ from v41c.ir.ops.attention import Attention
 from v41c.ir.ops.grouped_linear import GroupedLinear
 from v41c.ir.ops.grouped_linear_quantized import GroupedLinearQuantized
 from v41c.ir.ops.latent_norms import LatentNorms
+from v41c.ir.ops.latents import Latents
 from v41c.ir.ops.linear import Linear
-from v41c.ir.ops.linear_group import LinearGroup
+from v41c.ir.ops.linear_group import MOST, LinearGroup
 from v41c.ir.ops.reshape import Reshape
 from v41c.ir.ops.rms_norm import RmsNorm
 from v41c.ir.ops.rope import Rope
@@ -69,7 +71,33 @@ def _latents(graph: Graph, attention: Node) -> Fusion | None:
     op = LatentNorms(norm.op.attributes()["eps"], _format(query_trip), _format(keys_trip))
     operands = (*query.operands, *norm.operands, *rope.operands[1:])
     parts = [part for part in (query, query_trip, norm, rope, keys_trip) if part is not None]
-    return Fusion(tuple(parts), op, operands, tuple(end.results[0] for end in ends))
+    results = tuple(end.results[0] for end in ends)
+    return _with_products(graph, query, norm, op, rope.operands[1:], parts, results) or Fusion(
+        tuple(parts), op, operands, results
+    )
+
+
+def _with_products(
+    graph: Graph,
+    query: Node,
+    keys: Node,
+    op: LatentNorms,
+    tables: tuple[Value | None, ...],
+    parts: list[Node],
+    results: tuple[Value, ...],
+) -> Fusion | None:
+    """The norms with the products that they read, if these stand together, and alone, for nobody else."""
+    product = _maker(graph, query.operands[0], LinearGroup)
+    latents = (query.operands[0], keys.operands[0])
+    if product is None or product.results != latents:
+        return None
+    if any(len(graph.users[value]) > 1 or value in graph.outputs for value in product.results):
+        return None
+    x, q_down, kv_down = product.operands[:3]
+    scales = product.operands[1 + MOST : 3 + MOST]
+    fused = Latents(str(product.op.attributes()["out"]), op.eps, op.q_format, op.kv_format)
+    operands = (x, q_down, kv_down, query.operands[1], keys.operands[1], *tables, *scales)
+    return Fusion((product, *parts), fused, operands, results)
 
 
 def _attend(graph: Graph, attention: Node) -> Fusion | None:

@@ -44,13 +44,14 @@ def kernel(
     return build_kernel(emit, op, operands, results, bounds)
 
 
-def norm_row(x: Buffer, weight: Buffer, out: Buffer, start: Expr, width: int, eps: float) -> None:
-    """out[start …] = the norm of x[start …]."""
-    mean = let(sum_squares(x, start, width) / const(float(width)))
+def norm_row(x: Buffer, weight: Buffer, out: Buffer, start: Expr, width: int, eps: float, *, ahead: int = 0) -> None:
+    """out[start …] = the norm of x[start + ahead …]."""
+    source = let(start + ahead)
+    mean = let(sum_squares(x, source, width) / const(float(width)))
     inverse = let(const(1.0) / sqrt(mean + const(eps)))
 
     def norm(i: Expr, lanes: int) -> None:
-        scaled = product(load(x, start + i, lanes), splat(inverse, lanes))
+        scaled = product(load(x, source + i, lanes), splat(inverse, lanes))
         store(out, start + i, product(load(weight, i, lanes), scaled))
 
     each(width, norm)

@@ -36,16 +36,19 @@ def kernel_for(
     """The kernel of `op` at these types on `target`.
 
     `bounds` is the largest value of each symbolic dimension that this variant will meet. A fused operation without a
-    kernel is made of the kernels of its parts. UnsupportedError names operation, target and reason.
+    kernel, or whose kernel is None at these bounds, is made of the kernels of its parts. UnsupportedError names
+    operation, target and reason.
     """
-    if not has_kernel(op.name()) and isinstance(op, FusedOp):
+    kernel = None
+    if has_kernel(op.name()):
+        module = importlib.import_module(f"v41c.codegen.cuda.{op.name()}")
+        kernel = module.kernel(op, tuple(operands), tuple(results), target, bounds)
+    elif not isinstance(op, FusedOp):
+        raise UnsupportedError(f"{op.name()} on {target.name}: no kernel; expected codegen/cuda/{op.name()}.py")
+    if kernel is None and isinstance(op, FusedOp):
         return compose(
             op, operands, results, bounds, lambda part, types, made: kernel_for(part, types, made, target, bounds)
         )
-    if not has_kernel(op.name()):
-        raise UnsupportedError(f"{op.name()} on {target.name}: no kernel; expected codegen/cuda/{op.name()}.py")
-    module = importlib.import_module(f"v41c.codegen.cuda.{op.name()}")
-    kernel = module.kernel(op, tuple(operands), tuple(results), target, bounds)
     if not isinstance(kernel, CudaKernel):
         raise UnsupportedError(f"{op.name()} on {target.name}: kernel(): expected a CudaKernel, got {type(kernel)}")
     return kernel

@@ -30,22 +30,22 @@ def kernel(
     frame = Frame(op, operands, results, bounds)
     tokens, query = frame.type_of("q").shape
     keys, pairs = int(frame.type_of("kv").shape[1]), int(frame.type_of("cos").shape[1])
+    buffers: Arguments = {name: frame.operand(name) for name in ("q", "q_weight", "kv", "kv_weight", "cos", "sin")}
+    frame.launch(latent_rows, buffers | row_arguments(frame, int(query), keys, pairs), (frame.tiles(tokens), 2))
+    return frame.kernel()
+
+
+def row_arguments(frame: Frame, query: int, keys: int, pairs: int) -> Arguments:
+    """What rows of `query` and `keys` elements, the last 2 x `pairs` of them rotated, are rounded to, and where."""
     attributes = frame.op.attributes()
     formats = {name: str(attributes[name]) for name in ("q_format", "kv_format")}
     groups = {name: FORMATS[format].group if format != "none" else 1 for name, format in formats.items()}
     shift = (keys - 2 * pairs) % 2
-    buffers: Arguments = {name: frame.operand(name) for name in ("q", "q_weight", "kv", "kv_weight", "cos", "sin")}
-    frame.launch(
-        latent_rows,
-        buffers
-        | {"query": frame.result(0), "keys": frame.result(1), "EPS": float(attributes["eps"])}
-        | {"Q": int(query), "KV": keys, "PAIRS": pairs, "SHIFT": shift}
-        | {"BQ": power_of_two(int(query)), "BKV": power_of_two(keys + shift)}
-        | {"Q_FORMAT": formats["q_format"], "Q_GROUP": groups["q_format"]}
-        | {"KV_FORMAT": formats["kv_format"], "KV_GROUP": groups["kv_format"]},
-        (frame.tiles(tokens), 2),
-    )
-    return frame.kernel()
+    found: Arguments = {"query": frame.result(0), "keys": frame.result(1), "EPS": float(attributes["eps"])}
+    found |= {"Q": query, "KV": keys, "PAIRS": pairs, "SHIFT": shift}
+    found |= {"BQ": power_of_two(query), "BKV": power_of_two(keys + shift)}
+    found |= {"Q_FORMAT": formats["q_format"], "Q_GROUP": groups["q_format"]}
+    return found | {"KV_FORMAT": formats["kv_format"], "KV_GROUP": groups["kv_format"]}
 
 
 @jit
@@ -72,23 +72,25 @@ def latent_rows(
 ) -> None:
     """A row of one of both. SHIFT is what the row of keys starts later by, so that pairs lie at even elements."""
     if tl.program_id(1) == 0:
-        _query_row(q, q_weight, query, EPS, Q, BQ, Q_GROUP, Q_FORMAT)
+        query_row(q, q_weight, query, tl.program_id(0), EPS, Q, BQ, Q_GROUP, Q_FORMAT)
     else:
-        _key_row(kv, kv_weight, cos, sin, keys, EPS, KV, PAIRS, SHIFT, BKV, KV_GROUP, KV_FORMAT)
+        key_row(kv, kv_weight, cos, sin, keys, tl.program_id(0), EPS, KV, PAIRS, SHIFT, BKV, KV_GROUP, KV_FORMAT)
 
 
 @jit
-def _query_row(
+def query_row(
     q: tl.tensor,
     weight: tl.tensor,
     query: tl.tensor,
+    token: tl.tensor,
     EPS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> None:
-    start = tl.program_id(0).to(tl.int64) * WIDTH
+    """A token's row of the query latent, normed and rounded."""
+    start = token.to(tl.int64) * WIDTH
     column = tl.arange(0, BLOCK)
     values = _normed_row(q + start, weight, column, EPS, WIDTH)
     rounded = _rounded(values, query.dtype.element_ty, BLOCK, GROUP, FORMAT)
@@ -96,12 +98,13 @@ def _query_row(
 
 
 @jit
-def _key_row(
+def key_row(
     kv: tl.tensor,
     weight: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
     keys: tl.tensor,
+    token: tl.tensor,
     EPS: tl.constexpr,
     WIDTH: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -110,7 +113,8 @@ def _key_row(
     GROUP: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> None:
-    token = tl.program_id(0).to(tl.int64)
+    """A token's row of window keys, normed, rotated and rounded."""
+    token = token.to(tl.int64)
     column = tl.arange(0, BLOCK) - SHIFT
     row = _normed_row(kv + token * WIDTH, weight, column, EPS, WIDTH)
     pair = tl.arange(0, BLOCK // 2) - (WIDTH - 2 * PAIRS + SHIFT) // 2
@@ -128,7 +132,8 @@ def _normed_row(
     x: tl.tensor, weight: tl.tensor, column: tl.tensor, EPS: tl.constexpr, WIDTH: tl.constexpr
 ) -> tl.tensor:
     inside = (column >= 0) & (column < WIDTH)
-    values = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    # past the first-level cache, where other blocks' stores are not seen
+    values = tl.load(x + column, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
     return normed(values, tl.load(weight + column, mask=inside, other=0.0).to(tl.float32), EPS, WIDTH)
 
 

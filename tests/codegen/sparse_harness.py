@@ -19,7 +19,21 @@ from v41c.targets.target import CpuTarget
 Operands = tuple[Tensor | None, ...]
 
 #: operands whose sizes are fixed
-_WEIGHTS = {"sink", "bias", "image_bias", "table", "scale", "embed", "head", "q_weight", "k_weight"} | {
+_WEIGHTS = {
+    "q_down",
+    "kv_down",
+    "q_scale",
+    "kv_scale",
+    "sink",
+    "bias",
+    "image_bias",
+    "table",
+    "scale",
+    "embed",
+    "head",
+    "q_weight",
+    "k_weight",
+} | {
     *("weight", "w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale", "fn", "base", "kv_weight"),
     *(f"{name}_{i}" for name in ("weight", "scale") for i in (2, 3, 4)),
     *(f"shared_{name}" for name in ("w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale")),

@@ -87,7 +87,7 @@ def test_zero_tokens(example: Example) -> None:
 def token_axis(example: Example) -> set[str]:
     persistent = {"window", "cache", "partial", "history", "compressed", "keys", "table", "weight", "scale", "sink"}
     persistent |= {"fn", "base", "bias", "image_bias", "w1", "w2", "w3", "w1_scale", "w2_scale", "w3_scale"}
-    persistent |= {"q_weight", "k_weight", "kv_weight", "embed", "head"}
+    persistent |= {"q_weight", "q_down", "kv_down", "q_scale", "kv_scale", "k_weight", "kv_weight", "embed", "head"}
     persistent |= {f"{name}_{i}" for name in ("weight", "scale") for i in (2, 3, 4)}
     persistent |= {f"shared_{name}" for name in ("w1", "w2", "w3", "w1_scale", "w2_scale", "w3_scale")}
     if example.op.name() == "gather_rows":
