@@ -385,6 +385,7 @@ def compare(engine: Path, against: str, golden: Path | None, checkpoint: Path | 
 @click.option(
     "--html", "page", type=click.Path(path_type=Path), help="Write one page to look at all of it in a browser."
 )
+@click.option("--kernels", is_flag=True, help="Of a CUDA engine: registers, instructions, bounds of time, launches.")
 @_json
 def inspect(
     engine: Path,
@@ -393,6 +394,7 @@ def inspect(
     after: str | None,
     diff: tuple[str, str] | None,
     page: Path | None,
+    kernels: bool,
     as_json: bool,
 ) -> None:
     """Show what ENGINE is made of: passes and what they cost, layers, programs, states, or the graphs themselves.
@@ -404,12 +406,19 @@ def inspect(
       v41c inspect e --pass split-encoder-decoder --graph encoder
       v41c inspect e --diff trace fuse-mhc --layer 3
       v41c inspect e --html e.html
+      v41c inspect e --kernels --graph decoder:1
     """
     from v41c.inspect import difference, graph_text, inspect
 
-    if sum(choice is not None for choice in (after, diff, page)) > 1:
-        raise click.UsageError("expected one of --pass, --diff and --html, got several.")
-    if page is not None:
+    if sum((after is not None, diff is not None, page is not None, kernels)) > 1:
+        raise click.UsageError("expected one of --pass, --diff, --html and --kernels, got several.")
+    if kernels:
+        from v41c.kernel_report import kernel_report
+
+        if layer is not None:
+            raise click.UsageError("expected --kernels without --layer: launches of every layer are in its last table.")
+        _emit(kernel_report(engine, graph), as_json)
+    elif page is not None:
         if graph is not None or layer is not None:
             raise click.UsageError("expected --html without --graph and --layer: the page has every graph and layer.")
         from v41c.html_page import write_page

@@ -7,14 +7,13 @@ depth as they do in the eager model; and every pointer of every launch lies in t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.codegen.cuda.driver import HostDriver
+from tests.codegen.cuda.uncompiled import CONTEXT, FEW, compile_uncompiled
 from tests.variants import compile_variants
-from v41c.codegen.cuda import build
 from v41c.compile import CompileOptions, compile
 from v41c.init import init
 from v41c.manifest import Argument, Command, LaunchEntry, Manifest, Program
@@ -22,22 +21,10 @@ from v41c.runtime import devices
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.device import Programs
 from v41c.runtime.session import Session
-from v41c.targets import cuda
 
-#: tokens of the programs besides those for one: enough for a prompt of a few
-FEW = 16
-CONTEXT = 64
 #: relative L2 of logits, twice the largest seen: 0.011, 0.014 and 0.017; that of the CPU engine against the eager model
 #: is of the same size
 ROUNDINGS = 0.035
-
-
-def uncompiled(entries: list[build._Entry]) -> Iterator[str]:
-    """Stands for the compiler where launches are interpreted: cubins that hold nothing but their key."""
-    for entry in entries:
-        key = entry.function.key()
-        entry.store(build.Cubin(entry.function.name, entry.function.warps, 0, 0, 0, {}), key.encode())
-        yield key
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +35,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
     with pytest.MonkeyPatch.context() as patch:
         compile_variants(patch, (1, FEW))
         compile(folder / "model", folder / "cpu", CompileOptions(max_context=CONTEXT))
-        patch.setattr("v41c.targets.target.find_target", lambda spec: replace(cuda.SM_90, variants=(1, FEW)))
-        patch.setattr(build, "_compile", uncompiled)
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        compile(folder / "model", folder / "cuda", CompileOptions(target="cuda", max_context=CONTEXT))
+    compile_uncompiled(folder / "model", folder / "cuda")
     return load(folder / "cpu"), load(folder / "cuda")
 
 
