@@ -215,7 +215,12 @@ def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
 @cli.command(short_help="Make an engine of a checkpoint.")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option("-o", "--output", "engine", required=True, type=click.Path(path_type=Path), help="The engine folder.")
-@click.option("--target", default="cpu", show_default=True, help="cpu: this machine's. Or a level: cpu:x86-64-v3.")
+@click.option(
+    "--target",
+    default="cpu",
+    show_default=True,
+    help="cpu, cuda: what this machine has; or cpu:x86-64-v3, cuda:sm_90, …",
+)
 @click.option(
     "--arithmetic",
     type=click.Choice(["release", "exact"]),
