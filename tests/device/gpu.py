@@ -8,13 +8,8 @@ of zeros. Afterwards the red zones, every operand that is no state, and the coun
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -22,14 +17,10 @@ from torch import Tensor
 from tests.codegen.cuda.harness import Subject
 from tests.codegen.harness import Array
 from tests.codegen.sparse_harness import Operands, as_array, as_tensor, symbolic_types
-from v41c.cache import cache_folder
-from v41c.codegen.cuda.build import build_cubins
-from v41c.codegen.cuda.kernel import CudaKernel, Launch
-from v41c.codegen.cuda.lower import cubin_entry
-from v41c.errors import DeviceError, UnsupportedError
-from v41c.manifest import CubinEntry
+from tools.gpu_launch import Code, Loader
+from v41c.codegen.cuda.kernel import CudaKernel
+from v41c.errors import DeviceError
 from v41c.runtime.cuda import Driver
-from v41c.targets.cuda import CudaTarget
 
 #: bytes before and after every buffer: more than a block of any kernel writes at once of the narrowest examples
 ZONE_BYTES = 4096
@@ -37,32 +28,6 @@ ZONE_BYTES = 4096
 STEP_BYTES = 64
 #: NaN as f32 and as bf16, and no bytes that a kernel would write
 ZONE = (0xA5, 0xFF)
-#: operations that are compiled at a time, each by as many processes as there are processors
-_TOGETHER = 4
-
-Code = tuple[CubinEntry, bytes]
-
-
-def compiled(kernels: Sequence[CudaKernel], target: CudaTarget) -> dict[str, Code]:
-    """What launches of the kernels need, and their machine code, by function; from the cache that engines use."""
-    functions = {launch.function.key(): launch.function for kernel in kernels for launch in kernel.launches}
-    with tempfile.TemporaryDirectory(prefix="v41c-test-") as folder:
-        made = build_cubins(kernels, target, Path(folder), cache_folder() / "cubins")
-        return {
-            key: (cubin_entry(functions[key], f"{key}.cubin", cubin), Path(folder, f"{key}.cubin").read_bytes())
-            for key, cubin in made.items()
-        }
-
-
-def compile_ahead(groups: Iterable[Sequence[CudaKernel]], target: CudaTarget) -> None:
-    """Fill the cache with the code of all groups; what does not compile is left to the test that needs it."""
-
-    def compile_group(kernels: Sequence[CudaKernel]) -> None:
-        with suppress(UnsupportedError):
-            compiled(kernels, target)
-
-    with ThreadPoolExecutor(_TOGETHER) as pool:
-        list(pool.map(compile_group, groups))
 
 
 class Gpu:
@@ -70,8 +35,7 @@ class Gpu:
 
     def __init__(self, driver: Driver, code: Callable[[CudaKernel], Mapping[str, Code]]) -> None:
         self._driver = driver
-        self._code = code
-        self._loaded: dict[str, tuple[CubinEntry, Any]] = {}
+        self._loader = Loader(driver, code)
         self._room = 0
         self._address = 0
         self._broken = ""
@@ -107,34 +71,13 @@ class Gpu:
         after = np.empty_like(before)
         try:
             self._driver.upload(self._address, before)
-            for launch in kernel.launches:
-                self._launch(launch, self._load(kernel, launch), image, dims)
+            places = {name: self._address + place for name, place in image.places.items()}
+            self._loader.bind(kernel, places, dims)()
             self._driver.download(after, self._address)
         except DeviceError:
             self._broken = kernel.symbol
             raise
         return image.checked(after)
-
-    def _load(self, kernel: CudaKernel, launch: Launch) -> tuple[CubinEntry, Any]:
-        key = launch.function.key()
-        if key not in self._loaded:
-            entry, cubin = self._code(kernel)[key]
-            self._loaded[key] = entry, self._driver.kernel(cubin, entry.function, entry.shared_bytes)
-        return self._loaded[key]
-
-    def _launch(self, launch: Launch, loaded: tuple[CubinEntry, Any], image: Image, dims: Mapping[str, int]) -> None:
-        entry, function = loaded
-        sizes = [axis.count * (1 if axis.dim is None else -(-dims[axis.dim] // axis.tile)) for axis in launch.grid]
-        if 0 in sizes:
-            return
-        values = [
-            self._address + image.places[p.argument] + p.offset if p.type.startswith("*") else dims[p.argument]
-            for p in launch.parameters
-        ]
-        packed = np.array([*values, 0, 0], np.uint64)
-        addresses = packed.ctypes.data + 8 * np.arange(len(packed), dtype=np.uint64)
-        grid = sizes[0], sizes[1], sizes[2]
-        self._driver.launch(function, grid, entry.warps * 32, entry.shared_bytes, addresses.ctypes.data)
 
 
 @dataclass

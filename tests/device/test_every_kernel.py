@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tests.codegen.cuda.harness import Subject
 from tests.codegen.sparse_harness import Operands, reference, rows_of, same
-from tests.device.gpu import Gpu, compile_ahead, compiled
+from tests.device.gpu import Gpu
+from tools.gpu_launch import compile_ahead, compiled
 from v41c.codegen.cuda import has_kernel
 from v41c.ir.op import Example, Op
 from v41c.ir.ops import op_types

@@ -12,8 +12,9 @@ import pytest
 from tests.codegen.cuda.driver import HostDriver
 from tests.codegen.cuda.harness import Subject
 from tests.codegen.sparse_harness import Operands, same
-from tests.device.gpu import Code, Gpu
+from tests.device.gpu import Gpu
 from tests.device.test_every_kernel import FEW, cases, check_rows
+from tools.gpu_launch import Code
 from v41c.codegen.cuda.build import Cubin
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.lower import cubin_entry
