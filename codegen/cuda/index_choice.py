@@ -73,7 +73,7 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
         | {"BLOCKS": unit > 1, "H": heads, "BH": max(16, triton.next_power_of_2(heads)), "DI": width}
         | {"BD": max(32, triton.next_power_of_2(width)), "PACKING": packing, "TOKENS": shape.tokens, "ROWS": rows}
         | {"PARTS": shape.parts, "GROUPS": groups, "GROUP": min(_GROUP, shape.parts), "CAPACITY": capacity}
-        | {"LENGTH": length, "CHUNK": min(512 * shape.warps, capacity), "MERGED_CHUNK": 512 * shape.warps},
+        | {"LENGTH": length, "CHUNK": min(256 * shape.warps, capacity), "MERGED_CHUNK": 256 * shape.warps},
         (shape.parts, frame.tiles(q.shape[0], shape.tokens)),
         warps=shape.warps,
         stages=3,
