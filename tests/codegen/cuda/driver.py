@@ -12,6 +12,9 @@ import torch
 
 from tests.codegen.cuda.harness import TORCH_TYPES
 from tests.codegen.cuda.interpreter import install
+from v41c.codegen.cuda.build import Cubin
+from v41c.codegen.cuda.kernel import CudaKernel
+from v41c.codegen.cuda.lower import cubin_entry
 from v41c.manifest import CubinEntry
 from v41c.runtime.artifact import Engine
 from v41c.runtime.states import Array
@@ -152,3 +155,17 @@ class HostDriver:
         dtype = TORCH_TYPES[kind.removeprefix("*")]
         rest = self.inside(address)
         return torch.from_numpy(rest[: rest.nbytes // dtype.itemsize * dtype.itemsize]).view(dtype)
+
+
+class LearningDriver(HostDriver):
+    """A driver of single kernels: it learns of their cubins, which hold nothing but their names, by giving them."""
+
+    def code(self, kernel: CudaKernel) -> dict[str, tuple[CubinEntry, bytes]]:
+        """Entry and content of the kernel's cubins by function."""
+        functions = {launch.function.key(): launch.function for launch in kernel.launches}
+        made = {
+            key: cubin_entry(function, key, Cubin(function.name, function.warps, 0, 32, 0, {}))
+            for key, function in functions.items()
+        }
+        self.entries |= {key.encode(): entry for key, entry in made.items()}
+        return {key: (entry, key.encode()) for key, entry in made.items()}

@@ -4,47 +4,24 @@ found wherever they go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from tests.codegen.cuda.driver import HostDriver
+from tests.codegen.cuda.driver import LearningDriver
 from tests.codegen.cuda.harness import Subject
 from tests.codegen.sparse_harness import Operands, same
 from tests.device.gpu import Gpu
 from tests.device.test_every_kernel import FEW, cases, check_rows
-from tools.gpu_launch import Code
-from v41c.codegen.cuda.build import Cubin
-from v41c.codegen.cuda.kernel import CudaKernel
-from v41c.codegen.cuda.lower import cubin_entry
 from v41c.targets.cuda import SM_90
 
 #: a product, one that keeps counters, and one that writes a state
 NAMES = ("linear", "hc_coefficients", "cache_write")
 
 
-def named(kernel: CudaKernel) -> dict[str, Code]:
-    """Cubins that hold nothing but their names."""
-    functions = {launch.function.key(): launch.function for launch in kernel.launches}
-    return {
-        key: (cubin_entry(function, key, Cubin(function.name, function.warps, 0, 32, 0, {})), key.encode())
-        for key, function in functions.items()
-    }
-
-
-class Interpreted(HostDriver):
-    """A driver that learns of a kernel's cubins when it is asked for them."""
-
-    def code(self, kernel: CudaKernel) -> Mapping[str, Code]:
-        made = named(kernel)
-        self.entries |= {content: entry for entry, content in made.values()}
-        return made
-
-
 @pytest.fixture
 def gpu() -> Gpu:
-    driver = Interpreted(None)
+    driver = LearningDriver(None)
     return Gpu(driver, driver.code)
 
 
