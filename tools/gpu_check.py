@@ -117,9 +117,9 @@ def facts(check: Check, left: float) -> Outcome:
 
     found = torch.cuda.get_device_properties(0)
     query = "name,driver_version,memory.total,clocks.max.sm,power.limit"
-    smi = shutil.which("nvidia-smi")
-    command = [smi, f"--query-gpu={query}", "--format=csv,noheader"]
-    text = subprocess.run(command, capture_output=True, text=True, timeout=left).stdout if smi else ""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    has_tool = shutil.which(command[0]) is not None
+    text = subprocess.run(command, capture_output=True, text=True, timeout=left).stdout if has_tool else ""
     check.facts = {
         "gpu": found.name,
         "capability": f"sm_{found.major}{found.minor}",
