@@ -55,6 +55,9 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
     groups = -(-shape.parts // _GROUP)
     length = triton.next_power_of_2(keep)
     packing = "plain" if keys.dtype == DType.F32 else "words" if width % 128 == 0 else "bytes"
+    # entries of a list that are looked at together: beside packed keys 16 a thread were spilled by a few bytes, beside
+    # plain ones 8 were
+    chunk = (512 if packing == "plain" else 256) * shape.warps
     operand = frame.operand("keys")
     lists = frame.bound(q.shape[0]) * shape.parts
     merged = frame.bound(q.shape[0]) * groups
@@ -73,7 +76,7 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
         | {"BLOCKS": unit > 1, "H": heads, "BH": max(16, triton.next_power_of_2(heads)), "DI": width}
         | {"BD": max(32, triton.next_power_of_2(width)), "PACKING": packing, "TOKENS": shape.tokens, "ROWS": rows}
         | {"PARTS": shape.parts, "GROUPS": groups, "GROUP": min(_GROUP, shape.parts), "CAPACITY": capacity}
-        | {"LENGTH": length, "CHUNK": min(256 * shape.warps, capacity), "MERGED_CHUNK": 256 * shape.warps},
+        | {"LENGTH": length, "CHUNK": min(chunk, capacity), "MERGED_CHUNK": chunk},
         (shape.parts, frame.tiles(q.shape[0], shape.tokens)),
         warps=shape.warps,
         stages=3,
