@@ -55,7 +55,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_other_steps_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu_check.main(["--steps", "facts,speed"])
-    assert "--steps: expected some of facts, tests, engine, memcheck, racecheck, bench, got 'speed'" in (
+    assert "--steps: expected some of facts, kernels, engines, compile, memcheck, racecheck, bench, got 'speed'" in (
         capsys.readouterr().err
     )
 
@@ -82,7 +82,9 @@ def test_steps_go_on_after_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_command_is_ended_by_its_limit() -> None:
     done = gpu_check.run_limited([sys.executable, "-c", "print('begun', flush=True)\nwhile True: pass"], 3)
     assert done.late
-    assert gpu_check.finished("tests", done, gpu_check.last_line).detail == "ended by its time limit: begun"
+    assert gpu_check.finished("kernels", done, gpu_check.last_line).detail == "ended by its time limit: begun"
+    # what is skipped as a whole has not passed
+    assert gpu_check.tested("kernels", ["--version"], 60).status == "failed"
     done = gpu_check.run_limited([sys.executable, "-c", "import tools.gpu_text\nraise SystemExit('why')"], 60)
     assert (done.status, done.output, done.late) == (1, "why\n", False)
 

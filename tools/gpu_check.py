@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,8 +37,9 @@ PACKAGES = {
 HELP = """
 steps, in this order:
   facts      the GPU, its driver, and the packages that are used
-  tests      tests/device: every kernel against its reference between red zones, golden engines, graph replay
-  engine     the shipped model compiled for this GPU, which the next two run
+  kernels    tests/device: every kernel against its reference, between red zones
+  engines    tests/device: golden tensors, greedy tokens, replayed graphs
+  compile    the shipped model compiled for this GPU, which the next two run
   memcheck   a short generation under compute-sanitizer: no access outside of buffers
   racecheck  the same: no races in shared memory
   bench      every kernel of the release's steps of 1, 16 and 512 tokens, and residual boundaries of 64 and 4096,
@@ -49,7 +50,7 @@ what `bench` has not come to by then is left out. The exit status is 1 when a st
 
 examples:
   python tools/gpu_check.py --json gpu.json
-  python tools/gpu_check.py --steps facts,tests
+  python tools/gpu_check.py --steps facts,kernels,engines
   python tools/gpu_check.py --steps facts,bench --json bench.json
 
 v41c need not be installed. This needs Python 3.11 or later and
@@ -108,7 +109,7 @@ class Check:
             outcome = STEPS[step](self, left)
         except Exception as error:  # the next steps are worth running
             outcome = Outcome(step, "failed", 0.0, f"{type(error).__name__}: {error}")
-        return Outcome(step, outcome.status, time.monotonic() - began, outcome.detail, outcome.output)
+        return replace(outcome, seconds=time.monotonic() - began)
 
 
 def facts(check: Check, left: float) -> Outcome:
@@ -135,16 +136,29 @@ def facts(check: Check, left: float) -> Outcome:
     return Outcome("facts", "passed", 0.0, detail)
 
 
-def tests(check: Check, left: float) -> Outcome:
-    """pytest; warnings of other versions of PyTorch are none of its business."""
-    command = [sys.executable, "-m", "pytest", "tests/device", "-q", "-W", "default", "-p", "no:cacheprovider", "-rfE"]
-    return finished("tests", run_limited(command, min(left, 280)), last_line)
+def kernels(check: Check, left: float) -> Outcome:
+    """Every operation's kernel on its examples."""
+    return tested("kernels", ["tests/device/test_every_kernel.py"], min(left, 160))
 
 
-def engine(check: Check, left: float) -> Outcome:
+def engines(check: Check, left: float) -> Outcome:
+    """Golden engines, several at a time where pytest-xdist is there: most of it is work of the CPU."""
+    several = ["-n", "6"] if _found("xdist") else []
+    return tested("engines", ["tests/device/test_engine.py", *several], min(left, 160))
+
+
+def tested(step: str, arguments: Sequence[str], limit: float) -> Outcome:
+    """A run of pytest; warnings of other versions of packages are none of its business."""
+    command = [sys.executable, "-m", "pytest", *arguments, "-q", "-W", "default", "-p", "no:cacheprovider", "-rfE"]
+    outcome = finished(step, run_limited(command, limit), last_line)
+    none = outcome.status == "passed" and " passed" not in outcome.detail
+    return replace(outcome, status="failed") if none else outcome
+
+
+def compilation(check: Check, left: float) -> Outcome:
     """The engine that the sanitizer runs."""
     command = [sys.executable, "-c", COMPILATION, str(check.folder / "engine")]
-    return finished("engine", run_limited(command, min(left, 90)), last_line)
+    return finished("compile", run_limited(command, min(left, 60)), last_line)
 
 
 def memcheck(check: Check, left: float) -> Outcome:
@@ -163,7 +177,7 @@ def sanitized(tool: str, check: Check, limit: float) -> Outcome:
     if found is None:
         return Outcome(tool, "skipped", 0.0, "compute-sanitizer is neither on the PATH nor in /usr/local/cuda/bin")
     if not (check.folder / "engine").is_dir():
-        return Outcome(tool, "skipped", 0.0, "there is no engine: the step engine makes it")
+        return Outcome(tool, "skipped", 0.0, "there is no engine: the step compile makes it")
     command = [found, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
     command += [sys.executable, "-c", GENERATION, str(check.folder / "engine")]
     return finished(tool, run_limited(command, limit), last_line)
@@ -225,8 +239,9 @@ def last_line(output: str) -> str:
 
 STEPS: Mapping[str, Callable[[Check, float], Outcome]] = {
     "facts": facts,
-    "tests": tests,
-    "engine": engine,
+    "kernels": kernels,
+    "engines": engines,
+    "compile": compilation,
     "memcheck": memcheck,
     "racecheck": racecheck,
     "bench": bench,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,19 +38,22 @@ def compiled(kernels: Sequence[CudaKernel], target: CudaTarget) -> dict[str, Cod
         }
 
 
-def compile_ahead(groups: Iterable[Sequence[CudaKernel]], target: CudaTarget) -> dict[str, str]:
-    """Fill the cache with the code of all groups; what does not compile, by the symbol of its group's first kernel."""
-    failed: dict[str, str] = {}
+def compile_ahead(groups: Sequence[Sequence[CudaKernel]], target: CudaTarget) -> None:
+    """Fill the cache with the code of all groups; what does not compile is left to whoever needs it.
 
-    def compile_group(kernels: Sequence[CudaKernel]) -> None:
+    All at once, which keeps every processor busy; where that fails, what is left group by group.
+    """
+
+    def compile_group(kernels: Sequence[CudaKernel]) -> bool:
         try:
             compiled(kernels, target)
-        except UnsupportedError as error:
-            failed[kernels[0].symbol] = str(error)
+        except UnsupportedError:
+            return False
+        return True
 
-    with ThreadPoolExecutor(_TOGETHER) as pool:
-        list(pool.map(compile_group, groups))
-    return failed
+    if not compile_group([kernel for group in groups for kernel in group]):
+        with ThreadPoolExecutor(_TOGETHER) as pool:
+            list(pool.map(compile_group, groups))
 
 
 class Loader:

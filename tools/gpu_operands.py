@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,15 @@ def operands_of(case: Case, device: str, seed: int = 0) -> tuple[Tensor | None, 
     maker = _Maker(case, torch.Generator(device).manual_seed(seed), device)
     declared = zip(case.op.operands(), case.types, strict=True)
     return tuple(None if kind is None else maker.make(name.name, capped(kind)) for name, kind in declared)
+
+
+@cache
+def _packed(format: str, shape: tuple[int, ...]) -> Tensor:
+    """Packed rows of normal values on the CPU, which the packing was written for."""
+    group = formats.FORMATS[format].group
+    width = shape[-1] // formats.FORMATS[format].row_bytes(group) * group
+    values = torch.randn([*shape[:-1], width], generator=torch.Generator().manual_seed(1))
+    return formats.pack(values, format)
 
 
 class _Maker:
@@ -66,12 +76,8 @@ class _Maker:
         return values / shape[-1] ** 0.5 if is_matrix else values
 
     def _rows(self, name: str, shape: list[int]) -> Tensor:
-        """Packed rows of normal values, made where the packing was written for."""
         format = _ROWS.get(name) or str(self._case.op.attributes()["format"])
-        group = formats.FORMATS[format].group
-        width = shape[-1] // formats.FORMATS[format].row_bytes(group) * group
-        values = torch.randn([*shape[:-1], width], generator=torch.Generator().manual_seed(1))
-        return formats.pack(values, format).to(self._device)
+        return _packed(format, tuple(shape)).to(self._device, copy=True)
 
     def _places(self, name: str, shape: list[int]) -> Tensor:
         """Whatever says where something is: integers within what they point into."""

@@ -40,7 +40,7 @@ SEQUENCES = {"slots", "starts", "first"}
 @pytest.fixture(scope="module")
 def gpu(driver: CudaDriver, target: CudaTarget) -> Gpu:
     """The GPU; the code of every test of this file is compiled first, many functions at a time."""
-    compile_ahead(([subject.kernel for subject in subjects(name, target)] for name in NAMES), target)
+    compile_ahead([[subject.kernel for subject in subjects(name, target)] for name in NAMES], target)
     return Gpu(driver, lambda kernel: compiled([kernel], target))
 
 
