@@ -209,6 +209,24 @@ def test_a_case_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line["bytes_per_second"] == case.bytes / line["seconds"]
 
 
+def test_results_that_are_wrong_are_said() -> None:
+    """Here those of launches that are only looked at: the results stay NaN."""
+    case = case_of_update()
+    driver = LearningDriver(None, interpret=False)
+    line = Bench(driver, driver.code, "cpu", 1).kernel(case)
+    assert line["error"] == "its results are inf apart"
+    assert line["apart"] is None
+    assert line["seconds"] > 0
+    assert list(gpu_text.notes_of(line)) == [f"{case.name}, 5 tokens: wrong: its results are inf apart"]
+    one, other = torch.arange(10), torch.tensor([3.0, 4.0])
+    assert gpu_bench.difference([one, other], [one, other]) == 0
+    assert gpu_bench.difference([one, other + 0.1], [one, other]) == pytest.approx(2**0.5 * 0.1 / 5)
+    assert gpu_bench.difference([torch.zeros(10, dtype=torch.int64), other], [one, other]) == pytest.approx(0.9)
+    chosen = torch.tensor([[1, 3, 5, 7], [2, 4, 6, -1]], dtype=torch.int32)
+    others = torch.tensor([[2, 3, 5, 7], [1, 2, 4, 6]], dtype=torch.int32)
+    assert gpu_bench.difference([chosen], [others]) == pytest.approx(2 / 8)
+
+
 def test_what_cannot_be_measured_is_said() -> None:
     driver = LearningDriver(None)  # which knows none of the memory that PyTorch has allocated
     bench = Bench(driver, driver.code, "cpu", 1)

@@ -193,7 +193,9 @@ def bench(check: Check, left: float) -> Outcome:
     check.bench = bench_lines(text)
     measured = [line for line in check.bench if "seconds" in line]
     errors = [line for line in check.bench if "error" in line]
-    detail = f"{len(measured)} kernels measured, {len(errors)} not" + (", ended by the time limit" if done.late else "")
+    detail = f"{len(measured)} kernels measured, {len(errors)} not or wrong" + (
+        ", ended by the time limit" if done.late else ""
+    )
     ok = bool(measured) and not errors and (done.late or done.status == 0)
     return Outcome("bench", "passed" if ok else "failed", 0.0, detail, done.output[-4000:])
 

@@ -111,7 +111,7 @@ def notes_of(line: Line) -> Iterator[str]:
     """Why something of a kernel is not there."""
     where = f"{line['name']}, {line['tokens']} tokens"
     if "error" in line:
-        yield f"{where}: not measured: {line['error']}"
+        yield f"{where}: {'wrong' if 'seconds' in line else 'not measured'}: {line['error']}"
     if line.get("why_not_eager"):
         yield f"{where}: eager: {line['why_not_eager']}"
     if line.get("why_not_compile"):
