@@ -138,13 +138,13 @@ def facts(check: Check, left: float) -> Outcome:
 
 def kernels(check: Check, left: float) -> Outcome:
     """Every operation's kernel on its examples."""
-    return tested("kernels", ["tests/device/test_every_kernel.py"], min(left, 160))
+    return tested("kernels", ["tests/device/test_every_kernel.py"], min(left, 150))
 
 
 def engines(check: Check, left: float) -> Outcome:
     """Golden engines, several at a time where pytest-xdist is there: most of it is work of the CPU."""
     several = ["-n", "6"] if _found("xdist") else []
-    return tested("engines", ["tests/device/test_engine.py", *several], min(left, 160))
+    return tested("engines", ["tests/device/test_engine.py", *several], min(left, 200))
 
 
 def tested(step: str, arguments: Sequence[str], limit: float) -> Outcome:
@@ -158,17 +158,17 @@ def tested(step: str, arguments: Sequence[str], limit: float) -> Outcome:
 def compilation(check: Check, left: float) -> Outcome:
     """The engine that the sanitizer runs."""
     command = [sys.executable, "-c", COMPILATION, str(check.folder / "engine")]
-    return finished("compile", run_limited(command, min(left, 60)), last_line)
+    return finished("compile", run_limited(command, min(left, 50)), last_line)
 
 
 def memcheck(check: Check, left: float) -> Outcome:
     """No access outside of buffers."""
-    return sanitized("memcheck", check, min(left, 60))
+    return sanitized("memcheck", check, min(left, 50))
 
 
 def racecheck(check: Check, left: float) -> Outcome:
     """No races in shared memory."""
-    return sanitized("racecheck", check, min(left, 60))
+    return sanitized("racecheck", check, min(left, 40))
 
 
 def sanitized(tool: str, check: Check, limit: float) -> Outcome:
