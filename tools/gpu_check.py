@@ -148,8 +148,9 @@ def engines(check: Check, left: float) -> Outcome:
 
 
 def tested(step: str, arguments: Sequence[str], limit: float) -> Outcome:
-    """A run of pytest; warnings of other versions of packages are none of its business."""
-    command = [sys.executable, "-m", "pytest", *arguments, "-q", "-W", "default", "-p", "no:cacheprovider", "-rfE"]
+    """A run of pytest; warnings of other versions of packages are none of its business, nor is a missing plugin."""
+    options = ["-o", "addopts=--import-mode=importlib", "-q", "-W", "default", "-p", "no:cacheprovider", "-rfE"]
+    command = [sys.executable, "-m", "pytest", *arguments, *options]
     outcome = finished(step, run_limited(command, limit), last_line)
     none = outcome.status == "passed" and " passed" not in outcome.detail
     return replace(outcome, status="failed") if none else outcome
