@@ -70,21 +70,29 @@ def test_the_release_has_the_releases_names() -> None:
 
 
 def test_usable_alone() -> None:
-    """The trained model continues prompts as the reference did; near-ties may part later than twelve tokens."""
+    """The trained model, fed the reference's continuations token by token, chooses them, near-ties apart.
+
+    Processors sum in different orders, and in the release's arithmetic that moves this model's logits by 0.04 in the
+    mean and now and then by several tenths (`v41c compare` prints this floor): choices nearer than 0.5 are none.
+    """
     model, tokenizer = loaded("tiny-v41"), Tokenizer(TRAINED_CHECKPOINT)
     samples = (TRAINED_CHECKPOINT / "samples.txt").read_text(encoding="utf-8").partition("\n\n")[2]
+    compared = 0
     for sample, prompt in zip(
         samples.split("\n---\n"), ("And it came to pass,", "The LORD is my", "Blessed are they that"), strict=True
     ):
-        wanted = sample.strip()[len(prompt) :]
-        tokens = [0, *tokenizer.encode(prompt)]
-        states = model.new_states(1, len(tokens) + 12)
+        given = [0, *tokenizer.encode(prompt)]
+        wanted = [0, *tokenizer.encode(sample.strip())][len(given) :][:24]
+        states = model.new_states(1, len(given) + len(wanted))
         with torch.inference_mode():
-            logits = model(torch.tensor(tokens), states)
-            for _ in range(12):
-                tokens.append(int(logits[-1].argmax()))
-                logits = model(torch.tensor(tokens[-1:]), states, len(tokens) - 1)
-        assert wanted.startswith(tokenizer.decode(tokens[-12:]))
+            logits = model(torch.tensor(given), states)
+            for place, token in enumerate(wanted, len(given)):
+                best, second = logits[-1].topk(2).values
+                if best - second > 0.5:
+                    assert int(logits[-1].argmax()) == token
+                    compared += 1
+                logits = model(torch.tensor([token]), states, place)
+    assert compared >= 36
 
 
 def test_the_trained_model_has_learned_its_language() -> None:
