@@ -266,7 +266,10 @@ def test_equal_inputs_give_equal_bytes(tiny: Path, tmp_path: Path) -> None:
         (("compile", "CHECKPOINT", "-o", "e", "--arithmetic", "vague"), "'vague' is not one of 'release', 'exact'"),
         (("compile", "CHECKPOINT", "-o", "e", "--max-context", "0"), "--max-context"),
         (("compile", "CHECKPOINT/config.json", "-o", "e"), "give --no-weights to compile a configuration alone"),
-        (("init", "d", "--preset", "huge"), "preset 'huge': expected one of tiny, small, small-bf16, release-config-only"),
+        (
+            ("init", "d", "--preset", "huge"),
+            "preset 'huge': expected one of tiny, small, small-bf16, release-config-only",
+        ),
         (("init", "CHECKPOINT"), "expected a new or empty folder"),
         (("compare", "ENGINE", "--against", "rumour"), "'rumour' is not"),
         (("bench", "ENGINE", "--against", "rumour"), "expected eager, compile or eager,compile, got 'rumour'"),
