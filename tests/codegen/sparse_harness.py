@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.codegen.harness import Array, Library, aligned, poisoned
 from v41c.codegen.cpu import kernel_for, layouts
 from v41c.codegen.kernel import CpuKernel
+from v41c.ir import formats
 from v41c.ir.op import Op
 from v41c.ir.torch_types import type_of
 from v41c.ir.types import TensorType
@@ -117,6 +118,23 @@ def rows_of(op: Op, operands: Operands, rows: slice | Sequence[int]) -> Operands
         operand if operand is None or declared.name in whole else operand[rows]
         for declared, operand in zip(op.operands(), operands, strict=True)
     )
+
+
+def exact_index(tokens: int, heads: int, width: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, weights, packed keys of two sequences whose scores are exact in f32 in any order, with many ties.
+
+    Elements are multiples of 1/2 up to 2 and weights multiples of 1/2 up to 2, so that scores are multiples of 2^-3
+    below 2^21 for up to 2^18 products.
+    """
+    generator = torch.Generator().manual_seed(heads * width + count)
+
+    def halves(*shape: int) -> Tensor:
+        return torch.randint(-4, 5, shape, generator=generator) / 2
+
+    q, weights = halves(tokens, heads, width).bfloat16(), halves(tokens, heads).bfloat16()
+    keys = halves(2, count, width)
+    keys[..., ::32] = 6.0  # the group maximum that makes every scale one
+    return q, weights, formats.pack(keys, "fp4_e8m0_32")
 
 
 def same(left: Tensor, right: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.codegen.cuda.harness import Subject
-from tests.codegen.sparse_harness import Operands, reference, rows_of, same
+from tests.codegen.sparse_harness import Operands, exact_index, reference, rows_of, same
 from v41c.ir import formats
 from v41c.ir.op import Op, seeded
 from v41c.ir.ops.candidate_blocks import CandidateBlocks
@@ -20,23 +20,6 @@ from v41c.targets.cuda import SM_89, SM_90
 
 def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
-
-
-def exact_index(tokens: int, heads: int, width: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q, weights, packed keys of two sequences whose scores are exact in f32 in any order, with many ties.
-
-    Elements are multiples of 1/2 up to 2 and weights multiples of 1/2 up to 2, so that scores are multiples of 2^-3
-    below 2^21 for up to 2^18 products.
-    """
-    generator = torch.Generator().manual_seed(heads * width + count)
-
-    def halves(*shape: int) -> Tensor:
-        return torch.randint(-4, 5, shape, generator=generator) / 2
-
-    q, weights = halves(tokens, heads, width).bfloat16(), halves(tokens, heads).bfloat16()
-    keys = halves(2, count, width)
-    keys[..., ::32] = 6.0  # the group maximum that makes every scale one
-    return q, weights, formats.pack(keys, "fp4_e8m0_32")
 
 
 def cases() -> Iterator[tuple[Op, Operands]]:
