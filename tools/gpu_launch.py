@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from v41c.cache import cache_folder
-from v41c.codegen.cuda.build import build_cubins
+from v41c.codegen.cuda.build import build_cubins, functions_of
 from v41c.codegen.cuda.kernel import CudaKernel, Launch
 from v41c.codegen.cuda.lower import cubin_entry
 from v41c.errors import UnsupportedError
@@ -29,7 +29,7 @@ Code = tuple[CubinEntry, bytes]
 
 def compiled(kernels: Sequence[CudaKernel], target: CudaTarget) -> dict[str, Code]:
     """The code of the kernels' functions by key, from the cache of engines; UnsupportedError names one that fails."""
-    functions = {launch.function.key(): launch.function for kernel in kernels for launch in kernel.launches}
+    functions = functions_of(kernels)
     with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
         made = build_cubins(kernels, target, Path(folder), cache_folder() / "cubins")
         return {
@@ -83,7 +83,7 @@ class Loader:
     def _bind(
         self, kernel: CudaKernel, launch: Launch, places: Mapping[str, int], dims: Mapping[str, int]
     ) -> Callable[[], None]:
-        sizes = [axis.count * (1 if axis.dim is None else -(-dims[axis.dim] // axis.tile)) for axis in launch.grid]
+        sizes = [axis.blocks(dims) for axis in launch.grid]
         if 0 in sizes:
             return lambda: None
         entry, function = self._load(kernel, launch)

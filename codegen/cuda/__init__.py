@@ -58,13 +58,13 @@ def build_kernels(
     kernels: Sequence[CudaKernel], target: CudaTarget, dims: Sequence[str], folder: Path, workshop: Workshop
 ) -> Built:
     """A cubin per Triton function, and the launches that every kernel is made of."""
-    from v41c.codegen.cuda.build import build_cubins
+    from v41c.codegen.cuda.build import build_cubins, functions_of
     from v41c.codegen.cuda.lower import cubin_entry, launch_entry
 
     cubins = folder / KERNELS_FOLDER
     cubins.mkdir()
     made = build_cubins(kernels, target, cubins, workshop.cache, workshop.progress)
-    functions = {launch.function.key(): launch.function for kernel in kernels for launch in kernel.launches}
+    functions = functions_of(kernels)
     return Built(
         cubins={key: cubin_entry(functions[key], f"{KERNELS_FOLDER}/{key}.cubin", made[key]) for key in made},
         launches={

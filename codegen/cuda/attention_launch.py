@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.attention_core import attend_entries, finish_heads, rotate
@@ -18,6 +17,7 @@ from v41c.codegen.cuda.kernel import Constant
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.packed_rows import read_plain_rows, write_row
 from v41c.codegen.cuda.rings import is_newest
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.codegen.cuda.window_write import add_ring_write
 from v41c.ir.types import DType
 from v41c.targets.cuda import CudaTarget
@@ -49,7 +49,7 @@ def add_attention(frame: Frame, target: CudaTarget, *, causal: bool, writes: boo
     exact = q.dtype == DType.F32
     shape = _shape(target, frame.bound(tokens), heads, int(window.shape[1]) + picked, exact)
     groups = -(-heads // shape.heads)
-    block = max(32, triton.next_power_of_2(width))
+    block = max(32, power_of_two(width))
     parts = frame.bound(tokens) * groups * shape.splits
     split = shape.splits > 1
     tables: dict[str, Buffer | Constant] = {
@@ -66,8 +66,8 @@ def add_attention(frame: Frame, target: CudaTarget, *, causal: bool, writes: boo
         | {"out": frame.result(0), "sums": sums, "stats": stats, "T": frame.extent(tokens)}
         | {"C": frame.extent(rows.shape[1]) if rows is not None else 0}
         | {"SCALE": float(frame.op.attributes()["scale"]), "CAUSAL": causal, "LENGTH": int(window.shape[1])}
-        | {"PICKED": picked, "BP": triton.next_power_of_2(max(picked, 1)), "BE": shape.entries}
-        | {"TOKENS": triton.next_power_of_2(frame.bound(tokens)), "PACKED": window.dtype == DType.U8}
+        | {"PICKED": picked, "BP": power_of_two(max(picked, 1)), "BE": shape.entries}
+        | {"TOKENS": power_of_two(frame.bound(tokens)), "PACKED": window.dtype == DType.U8}
         | {"ROWS": "gathered" if source == "rows" else "packed" if rows and rows.dtype == DType.U8 else "plain"}
         | {"STRIDE": int(rows.shape[2]) if rows is not None else 0}
         | tables
@@ -105,7 +105,7 @@ def _shape(target: CudaTarget, tokens: int, heads: int, entries: int, exact: boo
         return _Shape(1, 16, 1, 4)
     if tokens > 16:
         wide = target.shared_bytes_per_block >= 160 << 10
-        return _Shape(min(64, max(16, triton.next_power_of_2(heads))) if wide else 16, 32, 1, 8)
+        return _Shape(min(64, max(16, power_of_two(heads))) if wide else 16, 32, 1, 8)
     blocks = tokens * -(-heads // 16)
     splits = max(1, min(2 * target.multiprocessors // blocks, -(-entries // 32)))
     return _Shape(16, 32, splits, 8)

@@ -49,7 +49,7 @@ def build_cubins(
     Equal functions are compiled once, ever: `cache_folder` keeps them by content. UnsupportedError names a function
     that does not compile, or needs more than the target has.
     """
-    functions = {f.key(): f for kernel in kernels for f in (launch.function for launch in kernel.launches)}
+    functions = functions_of(kernels)
     entries = {key: _Entry(functions[key], target, cache_folder) for key in sorted(functions)}
     made: dict[str, Cubin] = {}
     missing = []
@@ -68,6 +68,11 @@ def build_cubins(
     for key, cubin in made.items():
         _check(functions[key], cubin, target)
     return dict(sorted(made.items()))
+
+
+def functions_of(kernels: Iterable[CudaKernel]) -> dict[str, Function]:
+    """The functions that kernels launch, by key."""
+    return {launch.function.key(): launch.function for kernel in kernels for launch in kernel.launches}
 
 
 @dataclass(frozen=True)

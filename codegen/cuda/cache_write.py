@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.packed_rows import write_row
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.ir.formats import FORMATS
 from v41c.ir.op import Op
 from v41c.ir.types import DType, TensorType
@@ -36,7 +36,7 @@ def kernel(
         {name: frame.operand(name) for name in ("cache", "x", "positions", "slots")}
         | {"C": frame.extent(cache.shape[1]), "RATIO": int(op.attributes()["ratio"]), "WIDTH": int(width)}
         | {"FORMAT": name if packed else None, "GROUP": group, "ROW": int(cache.shape[2])}
-        | {"BLOCK": max(group, triton.next_power_of_2(int(width)))},
+        | {"BLOCK": max(group, power_of_two(int(width)))},
         (frame.tiles(tokens),),
         # index keys have 128 elements: a group a warp
         warps=4 if int(width) > 128 else 1,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.rings import is_newest
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.ir.op import Op
 from v41c.ir.types import TensorType
 from v41c.targets.cuda import CudaTarget
@@ -33,12 +33,12 @@ def kernel(
     """k and gate f32 [T, HD] and partial f32 [S, 2, ratio, HD] to pooled [T, HD]."""
     frame = Frame(op, operands, results, bounds)
     tokens, width = frame.type_of("k").shape
-    block = min(_CHANNELS, triton.next_power_of_2(int(width)))
+    block = min(_CHANNELS, power_of_two(int(width)))
     frame.launch(
         compress_pool_token,
         {name: frame.operand(name) for name in ("partial", "k", "gate", "positions", "slots", "starts")}
         | {"pooled": frame.result(0), "T": frame.extent(tokens), "RATIO": int(op.attributes()["ratio"])}
-        | {"WIDTH": int(width), "BLOCK": block, "TOKENS": triton.next_power_of_2(frame.bound(tokens))},
+        | {"WIDTH": int(width), "BLOCK": block, "TOKENS": power_of_two(frame.bound(tokens))},
         (frame.tiles(tokens), -(-int(width) // block)),
     )
     return frame.kernel()

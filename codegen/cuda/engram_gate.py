@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import sigmoid
+from v41c.codegen.cuda.rows import power_of_two
 
 if TYPE_CHECKING:
     from v41c.ir.ops.engram_gate import EngramGate
@@ -32,7 +32,7 @@ def kernel(
     """out [T, N, D] of stream [T, N, D] and kv [T, (N + 1) · D]."""
     frame = Frame(op, operands, results, bounds)
     tokens, copies, width = frame.type_of("stream").shape
-    block = min(_ELEMENTS, triton.next_power_of_2(int(width)))
+    block = min(_ELEMENTS, power_of_two(int(width)))
     arguments: Arguments = {name: frame.operand(name) for name in ("stream", "kv", "q_weight", "k_weight", "image")}
     sizes: Arguments = {"COPIES": int(copies), "WIDTH": int(width), "EPS": op.eps, "BLOCK": block}
     frame.launch(

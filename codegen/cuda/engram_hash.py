@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import constant_function, jit
+from v41c.codegen.cuda.rows import power_of_two
 
 if TYPE_CHECKING:
     from v41c.ir.ops.engram_hash import EngramHash
@@ -33,7 +33,7 @@ def kernel(
     tokens = frame.type_of("ids").shape[0]
     heads = len(op.primes) // (len(op.multipliers) - 1)
     arguments: Arguments = {name: frame.operand(name) for name in ("ids", "history", "positions", "slots", "starts")}
-    block = min(_TOKENS, triton.next_power_of_2(frame.bound(tokens)))
+    block = min(_TOKENS, power_of_two(frame.bound(tokens)))
     constants: Arguments = {
         "MULTIPLIERS": _text(op.multipliers),
         "PRIMES": _text(op.primes),
@@ -41,7 +41,7 @@ def kernel(
         "PAD": op.pad,
         "GRAMS": len(op.multipliers),
         "HEADS": heads,
-        "BH": triton.next_power_of_2(heads),
+        "BH": power_of_two(heads),
         "BT": block,
     }
     arguments |= {"rows": frame.result(0), "T": frame.extent(tokens)}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Buffer, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import decode_e8m0
+from v41c.codegen.cuda.rows import power_of_two
 
 if TYPE_CHECKING:
     from v41c.ir.op import Op
@@ -39,7 +39,7 @@ def launch_lookup(frame: Frame, places: Buffer | None) -> None:
     """The launch: row j of `rows` goes to place j, or to places[j]; 2 warps for a block of some rows."""
     tokens, lookups = frame.type_of("rows").shape
     width = int(frame.type_of("table").shape[1])
-    columns = triton.next_power_of_2(width)
+    columns = power_of_two(width)
     block = max(1, _ELEMENTS // columns)
     frame.launch(
         look_up_rows,

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from v41c.codegen.cuda.fp4 import TILE_UNIT, input_tile, row_products, weight_tile
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.product import load_weight
+from v41c.codegen.cuda.product import add_dot, load_weight
 
 
 @jit
@@ -215,8 +215,4 @@ def _dot(
         numbers = weight_tile(weight, scale, m, start, M, K, BM, BK)
     else:
         numbers = load_weight(weight, scale, m, start + tl.arange(0, BK), M, K, BK // 32)
-    if (numbers.dtype == tl.bfloat16) & (values.dtype == tl.bfloat16):
-        result = tl.dot(numbers, values, sums)
-    else:
-        result = tl.dot(numbers.to(tl.float32), values.to(tl.float32), sums, input_precision="ieee")
-    return result
+    return add_dot(numbers, values, sums)

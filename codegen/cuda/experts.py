@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.expert_tiles import assigned, products, sort_pairs
@@ -24,6 +23,7 @@ from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import Axis, CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import round_groups
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.codegen.cuda.swiglu import gated
 from v41c.errors import UnsupportedError
 from v41c.ir import formats
@@ -77,7 +77,7 @@ class Experts:
         inputs: Arguments = {"x": frame.operand("x"), "weights": frame.operand("weights")}
         inputs |= {"M": inner, "K": width, "LIMIT": self.limit} | _format("", self.format)
         outputs: Arguments = {"out": frame.result(0), "M": width, "K": inner}
-        outputs["SLOTS"] = triton.next_power_of_2(self._choices)
+        outputs["SLOTS"] = power_of_two(self._choices)
         element = _element(frame.type_of("x").dtype)
         hidden = frame.workspace(self._bound * self._choices * inner, element)
         parts = frame.workspace(self._bound * self._choices * width, element)
@@ -154,7 +154,7 @@ class Experts:
             sizes: Arguments = {"BLOCK": 128, "STEP": 32}
             frame.launch(sort_pairs, given | made | sizes, (blocks, frame.tiles(tokens, self._bound)))
         tiles: Arguments = {"BM": tile.m, "BT": tile.t, "BK": tile.k, "SHARED_BK": tile.shared_k}
-        tiles["BOUND"] = triton.next_power_of_2(self._choices if self._bound <= _FEW else experts)
+        tiles["BOUND"] = power_of_two(self._choices if self._bound <= _FEW else experts)
         return given | made | tiles | {"FP4": stack.dtype == DType.F4E2M1, "SHARED": self._shared_places(tile)}
 
     def _shared_places(self, tile: Tile) -> int:

@@ -16,6 +16,7 @@ import triton.language as tl
 from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.product import add_dot
 from v41c.codegen.cuda.route import choice, choose
 from v41c.ir.types import DType
 
@@ -159,9 +160,6 @@ def _sums(
             numbers = tl.load(weight + m[:, None] * K + k[None, :], mask=inside, other=0.0)
             place = x + t[None, :] * K + k[:, None]
             values = tl.load(place, mask=(t[None, :] < T) & (k[:, None] < K), other=0.0)
-            if (numbers.dtype == tl.bfloat16) & (values.dtype == tl.bfloat16):
-                tile = tl.dot(numbers, values, tile)
-            else:
-                tile = tl.dot(numbers.to(tl.float32), values.to(tl.float32), tile, input_precision="ieee")
+            tile = add_dot(numbers, values, tile)
         sums = tl.trans(tile)
     return sums

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.packed_rows import read_fp4_rows, read_plain_rows
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.ir.op import Op
 from v41c.ir.types import DType, TensorType
 from v41c.targets.cuda import CudaTarget
@@ -36,7 +36,7 @@ def kernel(
         {name: frame.operand(name) for name in ("compressed", "selection", "slots")}
         | {"out": frame.result(0), "C": frame.extent(compressed.shape[1]), "COUNT": int(count), "WIDTH": width}
         | {"STRIDE": stride, "PACKED": compressed.dtype == DType.U8, "ROWS": _ROWS}
-        | {"PLACES": triton.next_power_of_2(int(count)), "BLOCK": max(32, triton.next_power_of_2(stride))},
+        | {"PLACES": power_of_two(int(count)), "BLOCK": max(32, power_of_two(stride))},
         (frame.tiles(tokens), -(-int(count) // _ROWS)),
     )
     return frame.kernel()

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 import triton.language as tl
 
-from v41c.codegen.cuda.frame import Frame
+from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.index_scores import read_keys, read_queries, read_weights, score_rows, score_rows_exactly
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.codegen.cuda.selection import LOWEST, best_of, order_keys
 from v41c.ir.types import DType
 from v41c.targets.cuda import CudaTarget
@@ -43,7 +43,7 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
     q, keys = frame.type_of("q"), frame.type_of("keys")
     heads, width = int(q.shape[1]), int(q.shape[2])
     block = int(attributes["block"]) if by_pool or unit > 1 else 1
-    padded = triton.next_power_of_2(block)
+    padded = power_of_two(block)
     pool = int(frame.type_of("pool").shape[1]) if by_pool else 0
     count = pool if by_pool else -(-frame.bound(keys.shape[1]) // block)
     tokens = frame.bound(q.shape[0])
@@ -51,9 +51,9 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
     rows = max(shape.rows, padded)
     # entries that a tile adds at most, and those of a list: more room than places, or it would be cut at every tile
     added = rows if by_pool or unit == 1 else rows // padded
-    capacity = triton.next_power_of_2(keep + 4 * added) * (1 if tokens > 16 else 4)
+    capacity = power_of_two(keep + 4 * added) * (1 if tokens > 16 else 4)
     groups = -(-shape.parts // _GROUP)
-    length = triton.next_power_of_2(keep)
+    length = power_of_two(keep)
     packing = "plain" if keys.dtype == DType.F32 else "words" if width % 128 == 0 else "bytes"
     # entries of a list that are looked at together: beside packed keys 16 a thread were spilled by a few bytes, beside
     # plain ones 8 were
@@ -61,9 +61,10 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
     operand = frame.operand("keys")
     lists = frame.bound(q.shape[0]) * shape.parts
     merged = frame.bound(q.shape[0]) * groups
+    inputs: Arguments = {name: frame.operand(name) for name in ("q", "weights", "positions", "slots")}
     frame.launch(
         index_part,
-        {name: frame.operand(name) for name in ("q", "weights", "positions", "slots")}
+        inputs
         | {"keys": operand.cast("i32") if operand is not None and packing == "words" else operand}
         | {"pool": frame.operand("pool") if by_pool else None, "out": frame.result(0)}
         | {"list_keys": frame.workspace(lists * capacity, "i32"), "list_ids": frame.workspace(lists * capacity, "i32")}
@@ -73,8 +74,8 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
         | {"ended": frame.counters(merged + tokens)}
         | {"T": frame.extent(q.shape[0]), "C": frame.extent(keys.shape[1]), "RATIO": int(attributes["ratio"])}
         | {"K": keep, "SCALE": float(attributes["scale"]), "BLOCK": block, "PAD": padded, "POOL": pool}
-        | {"BLOCKS": unit > 1, "H": heads, "BH": max(16, triton.next_power_of_2(heads)), "DI": width}
-        | {"BD": max(32, triton.next_power_of_2(width)), "PACKING": packing, "TOKENS": shape.tokens, "ROWS": rows}
+        | {"BLOCKS": unit > 1, "H": heads, "BH": max(16, power_of_two(heads)), "DI": width}
+        | {"BD": max(32, power_of_two(width)), "PACKING": packing, "TOKENS": shape.tokens, "ROWS": rows}
         | {"PARTS": shape.parts, "GROUPS": groups, "GROUP": min(_GROUP, shape.parts), "CAPACITY": capacity}
         | {"LENGTH": length, "CHUNK": min(chunk, capacity), "MERGED_CHUNK": chunk},
         (shape.parts, frame.tiles(q.shape[0], shape.tokens)),

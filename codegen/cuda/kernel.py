@@ -31,6 +31,10 @@ class Axis:
     dim: str | None = None
     tile: int = 1
 
+    def blocks(self, dims: Mapping[str, int]) -> int:
+        """How many they are at given dimensions."""
+        return self.count * (1 if self.dim is None else -(-dims[self.dim] // self.tile))
+
 
 @dataclass(frozen=True)
 class Function:

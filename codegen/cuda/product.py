@@ -245,8 +245,15 @@ def _tile_sums(
         k = first + step * BK + tl.arange(0, BK)
         values = tl.load(x[None, :] + k[:, None], mask=inside[None, :] & (k[:, None] < K), other=0.0)
         numbers = load_weight(weight, scale, m, k, M, K, BK // 32)
-        if (numbers.dtype == tl.bfloat16) & (values.dtype == tl.bfloat16):
-            sums = tl.dot(numbers, values, sums)
-        else:
-            sums = tl.dot(numbers.to(tl.float32), values.to(tl.float32), sums, input_precision="ieee")
+        sums = add_dot(numbers, values, sums)
     return sums
+
+
+@jit
+def add_dot(numbers: tl.tensor, values: tl.tensor, sums: tl.tensor) -> tl.tensor:
+    """sums + numbers · values: products of bf16 on the tensor cores, of anything else in f32."""
+    if (numbers.dtype == tl.bfloat16) & (values.dtype == tl.bfloat16):
+        total = tl.dot(numbers, values, sums)
+    else:
+        total = tl.dot(numbers.to(tl.float32), values.to(tl.float32), sums, input_precision="ieee")
+    return total

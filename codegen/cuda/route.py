@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import sigmoid
+from v41c.codegen.cuda.rows import power_of_two
 
 if TYPE_CHECKING:
     from v41c.ir.ops.gate import Gate
@@ -39,7 +39,7 @@ def choice(frame: Frame, op: Route | Gate, experts: int) -> Arguments:
     """What `choose` takes besides logits and tokens."""
     named: Arguments = {name: frame.operand(name) for name in ("bias", "image_bias", "image")}
     named |= {"ids": frame.result(0), "weights": frame.result(1)}
-    named |= {"EXPERTS": experts, "BE": triton.next_power_of_2(experts), "CHOICES": op.experts}
+    named |= {"EXPERTS": experts, "BE": power_of_two(experts), "CHOICES": op.experts}
     named |= {"SCORE": op.score, "SCALE": op.scale, "TEMPERATURE": op.temperature}
     return named | {"NORMALIZE": op.normalize and op.experts > 1}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.ir.op import Op
 from v41c.ir.types import TensorType
 from v41c.targets.cuda import CudaTarget
@@ -25,7 +25,7 @@ def kernel(
     """positions and slots i32 [T] to starts i32 [T]: a scan over at most a few hundred integers."""
     frame = Frame(op, operands, results, bounds)
     (tokens,) = frame.type_of("positions").shape
-    block = triton.next_power_of_2(frame.bound(tokens))
+    block = power_of_two(frame.bound(tokens))
     frame.launch(
         run_starts_step,
         {"positions": frame.operand("positions"), "slots": frame.operand("slots"), "starts": frame.result(0)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import triton
 import triton.language as tl
 
 from v41c.codegen.cuda.frame import Frame
@@ -12,6 +11,7 @@ from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.packed_rows import write_row
 from v41c.codegen.cuda.rings import is_newest
+from v41c.codegen.cuda.rows import power_of_two
 from v41c.ir.op import Op
 from v41c.ir.types import DType, TensorType
 from v41c.targets.cuda import CudaTarget
@@ -39,7 +39,7 @@ def add_ring_write(frame: Frame) -> None:
         {name: frame.operand(name) for name in ("window", "kv", "positions", "slots")}
         | {"T": frame.extent(tokens), "LENGTH": int(window.shape[1]), "WIDTH": int(width)}
         | {"FORMAT": "fp8_e8m0_32" if window.dtype == DType.U8 else None, "ROW": int(window.shape[2])}
-        | {"BLOCK": max(32, triton.next_power_of_2(int(width)))},
+        | {"BLOCK": max(32, power_of_two(int(width)))},
         (frame.tiles(tokens),),
     )
 

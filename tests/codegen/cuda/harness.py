@@ -74,7 +74,7 @@ def run(kernel: CudaKernel, buffers: Sequence[Array], dims: Mapping[str, int]) -
 
 
 def _launch(launch: Launch, values: Mapping[str, Array | int], dims: Mapping[str, int]) -> None:
-    grid = tuple(axis.count * (-(-dims[axis.dim] // axis.tile) if axis.dim is not None else 1) for axis in launch.grid)
+    grid = tuple(axis.blocks(dims) for axis in launch.grid)
     if 0 in grid:
         return
     arguments = {p.name: _argument(values[p.argument], p.type, p.offset) for p in launch.parameters}
