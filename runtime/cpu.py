@@ -14,7 +14,7 @@ from v41c.errors import ArtifactError, ContextError
 from v41c.manifest import BufferEntry, Program
 from v41c.runtime.artifact import Engine
 from v41c.runtime.bounds import bind, extent_bytes
-from v41c.runtime.device import Observation, Observe, Programs, require_fit
+from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows
 from v41c.runtime.states import NUMPY, Array, States, aligned_bytes
 
 # A packed argument of a compiled function (TVMFFIAny): what it is, and an integer or an address.
@@ -147,6 +147,21 @@ class CpuDevice:
         """As `Device.state`: the memory itself."""
         return self._states.arrays[name]
 
+    def rows(self, name: str, slot: int, begin: int, end: int) -> Array:
+        """As `Device.rows`."""
+        return self._view(name, slot, begin, end).copy()
+
+    def put_rows(self, name: str, slot: int, begin: int, array: Array) -> None:
+        """As `Device.put_rows`."""
+        view = self._view(name, slot, begin, begin + len(array))
+        require_fit(f"state {name}", view, array)
+        view[...] = array
+
+    def _view(self, name: str, slot: int, begin: int, end: int) -> Array:
+        rows: Array = self._states.arrays[name][slot]
+        require_rows(name, len(rows), begin, end)
+        return rows[begin:end]
+
     def _prepare(self, program: Program) -> _Prepared:
         key = (program.graph, program.max_tokens)
         if key not in self._prepared:
@@ -191,7 +206,7 @@ def _rooms_of_carried(engine: Engine) -> dict[str, Array]:
 
 
 def _fill(graph: str, name: str, view: Array, array: Array) -> None:
-    require_fit(graph, name, view, array)
+    require_fit(f"graph {graph}: value {name}", view, array)
     view[...] = array
 
 

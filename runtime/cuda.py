@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from v41c.errors import ContextError, DeviceError
-from v41c.manifest import BufferEntry, Command, LaunchEntry, Program, capacities
+from v41c.manifest import BufferEntry, Command, LaunchEntry, Program, StateEntry, capacities
 from v41c.runtime.artifact import Engine
 from v41c.runtime.bounds import bind, extent_bytes
-from v41c.runtime.device import Observation, Observe, Programs, require_fit
+from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows
 from v41c.runtime.states import NUMPY, Array
 
 #: programs for so many tokens are replayed as one recording: decode steps and verifications, which come in few sizes
@@ -126,10 +126,32 @@ class CudaDevice:
 
     def state(self, name: str) -> Array:
         """As `Device.state`: a copy."""
-        entry = next(state for state in self._engine.manifest.states if state.name == name)
+        entry = self._entry(name)
         array: Array = np.empty(bind(entry.shape, self._dims), NUMPY[entry.dtype])
         self._driver.download(array, self._states[name])
         return array
+
+    def rows(self, name: str, slot: int, begin: int, end: int) -> Array:
+        """As `Device.rows`."""
+        entry = self._entry(name)
+        array: Array = np.empty((end - begin, *bind(entry.shape[2:], self._dims)), NUMPY[entry.dtype])
+        self._driver.download(array, self._address_of_row(entry, slot, begin, end))
+        return array
+
+    def put_rows(self, name: str, slot: int, begin: int, array: Array) -> None:
+        """As `Device.put_rows`."""
+        entry, end = self._entry(name), begin + len(array)
+        view: Array = np.empty((end - begin, *bind(entry.shape[2:], self._dims)), NUMPY[entry.dtype])
+        require_fit(f"state {name}", view, array)
+        self._driver.upload(self._address_of_row(entry, slot, begin, end), np.ascontiguousarray(array))
+
+    def _entry(self, name: str) -> StateEntry:
+        return next(state for state in self._engine.manifest.states if state.name == name)
+
+    def _address_of_row(self, entry: StateEntry, slot: int, begin: int, end: int) -> int:
+        slots, length = bind(entry.shape[:2], self._dims)
+        require_rows(entry.name, length, begin, end)
+        return self._states[entry.name] + (slot * length + begin) * (self._sizes[entry.name] // (slots * length))
 
     def _prepare(self, program: Program) -> _Prepared:
         key = (program.graph, program.max_tokens)
@@ -143,7 +165,7 @@ class CudaDevice:
         shape = bind(value.shape, prepared.dims)
         if value.name in inputs:
             array = np.ascontiguousarray(inputs[value.name])
-            require_fit(graph, value.name, np.empty(shape, NUMPY[value.dtype]), array)
+            require_fit(f"graph {graph}: value {value.name}", np.empty(shape, NUMPY[value.dtype]), array)
             self._driver.upload(self._arena + value.offset, array)
             return
         carried = self._carried.get(value.name)
@@ -176,7 +198,7 @@ class CudaDevice:
                     Observation(program.graph, number, command.op, command.origin, value.name, value.dtype, array)
                 )
                 if instead is not None:
-                    require_fit(program.graph, value.name, array, instead)
+                    require_fit(f"graph {program.graph}: value {value.name}", array, instead)
                     self._driver.upload(self._arena + value.offset, np.ascontiguousarray(instead))
 
 

@@ -63,6 +63,12 @@ class Device(Protocol):
     def state(self, name: str) -> Array:
         """A state of all slots as it is now: the memory itself or a copy of it."""
 
+    def rows(self, name: str, slot: int, begin: int, end: int) -> Array:
+        """Rows begin … end − 1 of one sequence's state, counted along axis 1, copied; ContextError beyond its end."""
+
+    def put_rows(self, name: str, slot: int, begin: int, array: Array) -> None:
+        """Put what `rows` gave into a state, as its rows from `begin` on; ContextError when it does not fit."""
+
 
 class Programs:
     """The programs of an engine by graph, and which of them takes a step."""
@@ -90,9 +96,13 @@ class Programs:
         )
 
 
-def require_fit(graph: str, name: str, view: Array, array: Array) -> None:
-    """ContextError for an array that is not what a graph declares."""
+def require_fit(what: str, view: Array, array: Array) -> None:
+    """ContextError for an array that has another type or shape than its place."""
     if array.dtype != view.dtype or array.shape != view.shape:
-        raise ContextError(
-            f"graph {graph}: value {name}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}"
-        )
+        raise ContextError(f"{what}: expected {view.dtype} {view.shape}, got {array.dtype} {array.shape}")
+
+
+def require_rows(name: str, length: int, begin: int, end: int) -> None:
+    """ContextError for rows that a state of `length` rows does not have."""
+    if not 0 <= begin <= end <= length:
+        raise ContextError(f"state {name}: expected rows within 0 to {length}, got {begin} to {end}")
