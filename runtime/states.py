@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,11 +84,31 @@ class States:
                 row.view(np.uint8).fill(0xFF)
 
 
-def bytes_per_token(manifest: Manifest) -> float:
-    """What a sequence's states grow by per token: rows of states with a capacity dimension, shared by its ratio."""
-    total = 0.0
+@dataclass(frozen=True)
+class RowKind:
+    """A global state: a row of `shape` and `dtype` for every `ratio` tokens; it stays with a prefix, others do not."""
+
+    name: str
+    ratio: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def row_kinds(manifest: Manifest) -> list[RowKind]:
+    """The global states of an engine, those whose rows are counted by a capacity dimension, in the manifest's order."""
+    kinds = []
     for state in manifest.states:
-        for dim in state.shape:
-            for name in capacities([dim] if isinstance(dim, str) else [], 1):
-                total += extent_bytes(state, {"S": 1, name: 1}) / int(name[1:])
-    return total
+        for dim in capacities((str(rows) for rows in state.shape[1:2]), 1):
+            shape = bind(state.shape[2:], {})
+            kinds.append(RowKind(state.name, int(dim[1:]), np.dtype(NUMPY[state.dtype]), shape))
+    return kinds
+
+
+def bytes_per_token(manifest: Manifest) -> float:
+    """What a sequence's states grow by per token."""
+    return sum(kind.row_bytes / kind.ratio for kind in row_kinds(manifest))
