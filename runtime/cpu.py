@@ -118,7 +118,9 @@ class CpuDevice:
         prepared = self._prepare(self._programs.smallest(graph, tokens, rows))
         prepared.bind(tokens, rows)
         for name, view in prepared.inputs.items():
-            array = inputs.get(name, self._carried.get(name))
+            array = inputs.get(name)
+            if array is None and name in self._carried:
+                array = self._carried[name][: len(view)]
             if array is None:
                 raise ContextError(f"graph {graph}: input {name}: expected one, got {', '.join(inputs)}")
             _fill(graph, name, view, array)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ from v41c.runtime.artifact import Engine
 from v41c.runtime.device import Observe
 from v41c.runtime.devices import open_device
 from v41c.runtime.states import Array
-from v41c.runtime.steps import Floats, Ints, Plan, Run, Steps, last_rows
+from v41c.runtime.steps import Cuts, Feed, Floats, Ints, Part, Plan, Room, Run, Steps
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
@@ -104,7 +103,7 @@ class Session:
     def reset(self, slot: int = 0) -> None:
         """Forget a sequence."""
         self._device.clear(self._slot(slot))
-        self._steps.cuts[slot] = 0
+        self._steps.cuts[slot] = Cuts()
         self._lengths[slot] = 0
 
     def prefill(
@@ -124,7 +123,7 @@ class Session:
         ContextError, before any work, for an empty prompt, tokens outside the vocabulary or beyond the context;
         UsageError for a mode the engine cannot run.
         """
-        logits: Floats = self._feed(tokens, slot, mode, replay, chunk, all_logits=False)[-1]
+        logits: Floats = self._append(self.feed(tokens, slot=slot, mode=mode, replay=replay, chunk=chunk))[-1]
         return logits
 
     def prefill_all(
@@ -137,11 +136,11 @@ class Session:
         chunk: int | None = None,
     ) -> Floats:
         """As `prefill`; logits f32 [N, V] of every token that the decoder ran over."""
-        return self._feed(tokens, slot, mode, replay, chunk, all_logits=True)
+        return self._append(self.feed(tokens, slot=slot, mode=mode, replay=replay, chunk=chunk, all_logits=True))
 
     def decode(self, token: int, *, slot: int = 0) -> Floats:
         """Append one token; its logits f32 [V]."""
-        logits: Floats = self._feed([token], slot, "decode", None, None, all_logits=False)[-1]
+        logits: Floats = self._append(self.feed([token], slot=slot, mode="decode"))[-1]
         return logits
 
     def step(self, tokens: Mapping[int, Tokens]) -> Floats:
@@ -151,15 +150,58 @@ class Session:
         """
         if not tokens:
             return np.empty((0, self.engine.manifest.vocabulary), np.float32)
-        runs = [self._run(given, slot) for slot, given in tokens.items()]
-        most, rows = self._steps.most_step()
-        total = sum(len(run.tokens) for run in runs)
-        if total > most or len(runs) > rows:
+        parts = [_last(self._run(given, slot)) for slot, given in tokens.items()]
+        room, total = self.room, sum(len(part.run.tokens) for part in parts)
+        if total > room.tokens or len(parts) > room.rows:
             raise ContextError(
-                f"step: expected at most {most} tokens of {rows} sequences, got {total} of {len(runs)}: split it"
+                f"step: expected at most {room.tokens} tokens of {room.rows} sequences, got {total} of {len(parts)}: "
+                "split it"
             )
-        with self._advancing(runs):
-            return self._steps.forward(runs, last_rows(runs))
+        return np.concatenate(self.advance(parts))
+
+    @property
+    def slots(self) -> int:
+        """Sequences that there is memory for."""
+        return len(self._lengths)
+
+    @property
+    def room(self) -> Room:
+        """Tokens and rows of logits that one step takes."""
+        return self._steps.room
+
+    def feed(
+        self,
+        tokens: Tokens,
+        *,
+        slot: int = 0,
+        mode: str | None = None,
+        replay: int | None = None,
+        chunk: int | None = None,
+        all_logits: bool = False,
+    ) -> Feed:
+        """What appends tokens to a sequence, for `advance` to do: arguments and errors as for `prefill`."""
+        mode = self.default_mode if mode is None else mode
+        schedule = schedules.find(mode)
+        reason = schedule.why_not(self.engine)
+        if reason is not None:
+            raise UsageError(f"prefill {mode}: this engine cannot be run that way: {reason}: use full")
+        for name, value in (("replay", replay), ("chunk", chunk)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}: expected at least 1 token, got {value}")
+        plan = Plan(self.engine.manifest.window if replay is None else replay, all_logits)
+        return Feed(schedule.parts(self._run(tokens, slot), plan), chunk)
+
+    def advance(self, parts: Sequence[Part]) -> list[Floats]:
+        """One step with room for all parts, at most one of each sequence: logits f32 [R, V] of each part's rows.
+
+        A sequence is unusable while its last tokens are in the encoder only or its step was interrupted.
+        """
+        for part in parts:
+            self._lengths[part.run.slot] = None
+        logits = self._steps.forward(parts)
+        for part in parts:
+            self._lengths[part.run.slot] = part.run.end if part.decoded else None
+        return logits
 
     def draft(self, token: int, *, slot: int = 0) -> Draft:
         """Proposals for what follows `token`, the next of the sequence, which is not appended."""
@@ -172,25 +214,14 @@ class Session:
         outputs = self._steps.draft(Run(slot, run.start, block))
         return Draft(outputs["drafts"].copy(), outputs["logits"].copy(), outputs["confidence"].flatten())
 
-    def _feed(
-        self, tokens: Tokens, slot: int, mode: str | None, replay: int | None, chunk: int | None, *, all_logits: bool
-    ) -> Floats:
-        mode = self.default_mode if mode is None else mode
-        schedule = schedules.find(mode)
-        reason = schedule.why_not(self.engine)
-        if reason is not None:
-            raise UsageError(f"prefill {mode}: this engine cannot be run that way: {reason}: use full")
-        for name, value in (("replay", replay), ("chunk", chunk)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name}: expected at least 1 token, got {value}")
-        run = self._run(tokens, slot)
-        plan = Plan(
-            chunk_tokens=len(run.tokens) if chunk is None else chunk,
-            replay_tokens=self.engine.manifest.window if replay is None else replay,
-            all_logits=all_logits,
-        )
-        with self._advancing([run]):
-            return schedule.run(self._steps, run, plan)
+    def _append(self, feed: Feed) -> Floats:
+        """Logits f32 [R, V] of all rows of a feed, step after step."""
+        room, logits = self.room, []
+        while (part := feed.take(room)) is not None:
+            rows = self.advance([part])[0]
+            if len(rows):
+                logits.append(rows)
+        return np.concatenate(logits)
 
     def _slot(self, slot: int) -> int:
         if not 0 <= slot < len(self._lengths):
@@ -222,11 +253,7 @@ class Session:
             )
         return Run(slot, start, ids.astype(np.int32))
 
-    @contextmanager
-    def _advancing(self, runs: Sequence[Run]) -> Iterator[None]:
-        """Lengths grow when the work is done; a sequence whose step was interrupted is unusable until reset."""
-        for run in runs:
-            self._lengths[run.slot] = None
-        yield
-        for run in runs:
-            self._lengths[run.slot] = run.end
+
+def _last(run: Run) -> Part:
+    """A run through the whole model, for the logits of its last token."""
+    return Part(run, np.array([len(run.tokens) - 1], np.int32))

@@ -1,9 +1,9 @@
-"""Steps: chunks of tokens through an engine's graphs. What schedules are written with."""
+"""Steps: tokens of one or several sequences through an engine's graphs at once. What schedules are written with."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,15 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Consecutive tokens of one sequence: i32 [T], the first at position `start`."""
+    """Consecutive tokens of one sequence: i32 [T], the first at position `start`.
+
+    Global rows (compressed entries, index keys) of positions below `kept` are there already and are not written.
+    """
 
     slot: int
     start: int
     tokens: Ints
+    kept: int = 0
 
     @property
     def end(self) -> int:
@@ -31,35 +35,117 @@ class Run:
 
     def part(self, begin: int, end: int) -> Run:
         """The tokens at positions begin … end − 1."""
-        return Run(self.slot, begin, self.tokens[begin - self.start : end - self.start])
+        return replace(self, start=begin, tokens=self.tokens[begin - self.start : end - self.start])
 
-    def parts(self, most_tokens: int) -> Iterator[Run]:
-        """The run in pieces of `most_tokens`, the last one shorter."""
-        for begin in range(self.start, self.end, most_tokens):
-            yield self.part(begin, min(begin + most_tokens, self.end))
+
+@dataclass(frozen=True)
+class Cuts:
+    """Positions below which the window keys of a sequence were never written, in encoder and decoder layers."""
+
+    encoder: int = 0
+    decoder: int = 0
+
+    def raised(self, other: Cuts) -> Cuts:
+        """The higher of both, each: cuts only rise while a sequence lives."""
+        return Cuts(max(self.encoder, other.encoder), max(self.decoder, other.decoder))
+
+
+def _no_rows() -> Ints:
+    return np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a step does for one sequence.
+
+    rows: i32 [R], ascending, the tokens of the run whose logits are wanted, counted from its first. decoded: whether
+    the run goes on through the decoder; it then may want rows. cuts: raise those of the sequence before the step.
+    """
+
+    run: Run
+    rows: Ints = field(default_factory=_no_rows)
+    decoded: bool = True
+    cuts: Cuts = field(default_factory=Cuts)
+
+    def split(self, room: Room) -> tuple[Part | None, Part | None]:
+        """As many of the first tokens as there is room for, and the rest; None for no token."""
+        count = min(len(self.run.tokens), room.tokens)
+        if len(self.rows) > room.rows:
+            count = min(count, int(self.rows[room.rows]))
+        if count == len(self.run.tokens):
+            return self, None
+        if count <= 0:
+            return None, self
+        middle = self.run.start + count
+        wanted = int(np.searchsorted(self.rows, count))
+        first = replace(self, run=self.run.part(self.run.start, middle), rows=self.rows[:wanted])
+        rest = replace(self, run=self.run.part(middle, self.run.end), rows=self.rows[wanted:] - np.int32(count))
+        return first, rest
+
+
+@dataclass(frozen=True)
+class Room:
+    """Tokens, and rows of logits, that still fit into a step."""
+
+    tokens: int
+    rows: int
+
+    def after(self, part: Part) -> Room:
+        """What a part leaves."""
+        return Room(self.tokens - len(part.run.tokens), self.rows - len(part.rows))
+
+
+class Feed:
+    """What is still to be done to feed a run: parts in order, as much at a time as a step has room for."""
+
+    def __init__(self, parts: Iterator[Part], chunk_tokens: int | None = None) -> None:
+        """At most `chunk_tokens` at a time, whatever the room."""
+        self._parts = parts
+        self._next = next(parts, None)
+        self._chunk_tokens = chunk_tokens
+
+    @property
+    def done(self) -> bool:
+        """Whether everything has been taken."""
+        return self._next is None
+
+    def take(self, room: Room) -> Part | None:
+        """The next part of one step, None when there is no room for any of it or nothing left."""
+        if self._next is None:
+            return None
+        tokens = room.tokens if self._chunk_tokens is None else min(room.tokens, self._chunk_tokens)
+        part, rest = self._next.split(Room(tokens, room.rows))
+        self._next = next(self._parts, None) if rest is None else rest
+        return part
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to feed a run: tokens per step, tokens the decoder replays (`ced`), logits of every token or of the last."""
+    """How to feed a run: tokens that the decoder replays (`ced`), logits of every decoded token or of the last."""
 
-    chunk_tokens: int
     replay_tokens: int
     all_logits: bool = False
+
+    def rows(self, part: Run, run: Run) -> Ints:
+        """Rows of a part of a run whose logits are wanted: i32 [R], none before the last token unless all are."""
+        rows = np.arange(len(part.tokens), dtype=np.int32)
+        if self.all_logits:
+            return rows
+        return rows[-1:] if part.end == run.end else rows[:0]
 
 
 class Steps:
     """The graphs of an engine on one device, with what they must remember of each slot.
 
-    `cuts[slot]`: the decoder's window keys below this position were never written. `evaluated`: tokens each graph has
-    been run on. With `drafting`, the draft head's context follows every decoder step.
+    `cuts[slot]`: see `Cuts`. `evaluated`: tokens each graph has been run on. With `drafting`, the draft head's context
+    follows every decoder step.
     """
 
     def __init__(
         self, engine: Engine, device: Device, slots: int, *, drafting: bool = False, observe: Observe | None = None
     ) -> None:
         self.engine = engine
-        self.cuts = [0] * slots
+        self.cuts = [Cuts() for _ in range(slots)]
         self.evaluated = dict.fromkeys(sorted({program.graph for program in engine.manifest.programs}), 0)
         self.observe = observe
         self._device = device
@@ -71,62 +157,47 @@ class Steps:
         return "encoder" in self.evaluated
 
     @property
-    def whole(self) -> tuple[str, ...]:
-        """The graphs that make up the model, in the order in which they run."""
-        return ("encoder", "decoder") if self.split else ("model",)
+    def room(self) -> Room:
+        """What fits into one step."""
+        graphs = ["encoder", "decoder"] if self.split else ["model"]
+        rooms = [self._device.room(graph) for graph in [*graphs, *["draft_context"] * self._drafting]]
+        return Room(min(tokens for tokens, _ in rooms), rooms[len(graphs) - 1][1])
 
-    def most_tokens(self, graphs: Sequence[str], plan: Plan) -> int:
-        """Tokens that a step may take through all of these graphs under a plan."""
-        rooms = [self._room(graph) for graph in graphs]
-        wanted = [
-            rows for graph, (_, rows) in zip(graphs, rooms, strict=True) if plan.all_logits and graph != "encoder"
-        ]
-        return min(plan.chunk_tokens, *(tokens for tokens, _ in rooms), *wanted)
+    def forward(self, parts: Sequence[Part]) -> list[Floats]:
+        """Logits f32 [R, V] of each part's rows, from one step that has room for all; at most one part per slot.
 
-    def most_step(self) -> tuple[int, int]:
-        """The most tokens and the most logit rows of one step through the whole model."""
-        tokens, rows = zip(*(self._room(graph) for graph in self.whole), strict=True)
-        return min(tokens), rows[-1]
-
-    def encode(self, runs: Sequence[Run]) -> dict[str, Array]:
-        """Outputs of the encoder, by name, rows as in the flattened runs: views that hold until the next call."""
-        return self._encode(_inputs(runs))
-
-    def decode(self, runs: Sequence[Run], encoded: Mapping[str, Array], rows: Ints) -> Floats:
-        """Logits f32 [R, V] of some rows of the flattened runs, from copies of the encoder's outputs."""
-        return self._finish("decoder", runs, {**_inputs(runs), **encoded}, rows)
-
-    def forward(self, runs: Sequence[Run], rows: Ints) -> Floats:
-        """Logits f32 [R, V] of some rows of the flattened runs, through the whole model."""
-        inputs = _inputs(runs)
-        if not self.split:
-            return self._finish("model", runs, inputs, rows)
-        self._encode(inputs, read=())
-        return self._finish("decoder", runs, inputs, rows)
+        The encoder runs over every token, the decoder over those of the decoded parts, which come first: it finds its
+        inputs in the first rows of what the encoder left. Without an encoder of its own the model runs over all.
+        """
+        for part in parts:
+            slot = part.run.slot
+            self.cuts[slot] = self.cuts[slot].raised(part.cuts)
+        decoded = [part for part in parts if part.decoded or not self.split]
+        if self.split:
+            runs = [part.run for part in (*decoded, *(part for part in parts if not part.decoded))]
+            first = _per_token([self.cuts[run.slot].encoder for run in runs], runs)
+            self._execute("encoder", {**_inputs(runs), "first": first}, ())
+        found = self._finish(decoded) if decoded else np.empty((0, self.engine.manifest.vocabulary), np.float32)
+        return np.split(found, np.cumsum([len(part.rows) for part in parts])[:-1])
 
     def draft(self, run: Run) -> dict[str, Array]:
-        """Outputs of the draft head for a block of tokens of which the first is accepted: views as in `encode`."""
-        return self._execute("draft", {**_inputs([run]), "first": self._first([run])})
+        """Outputs of the draft head for a block of tokens of which the first is accepted: views until the next call."""
+        return self._execute("draft", self._decoder_inputs([run]))
 
-    def _encode(self, inputs: Mapping[str, Array], read: Collection[str] | None = None) -> dict[str, Array]:
-        # The encoder runs over every token, so no key of its window is ever missing.
-        return self._execute("encoder", {**inputs, "first": np.zeros_like(inputs["positions"])}, read)
-
-    def _finish(self, graph: str, runs: Sequence[Run], inputs: Mapping[str, Array], rows: Ints) -> Floats:
-        outputs = self._execute(graph, {**inputs, "first": self._first(runs), "rows": rows}, ("logits",))
+    def _finish(self, parts: Sequence[Part]) -> Floats:
+        """Logits f32 [R, V] of the rows of all parts, from the last graph of the model."""
+        runs = [part.run for part in parts]
+        inputs = self._decoder_inputs(runs)
+        begins = np.cumsum([0, *(len(run.tokens) for run in runs)], dtype=np.int32)
+        rows = _flat([part.rows + begin for part, begin in zip(parts, begins[:-1], strict=True)])
+        outputs = self._execute("decoder" if self.split else "model", {**inputs, "rows": rows}, ("logits",))
         logits: Floats = outputs["logits"].copy()
         if self._drafting:
             self._execute("draft_context", inputs, ())
         return logits
 
-    def _first(self, runs: Sequence[Run]) -> Ints:
-        return _flat([np.full(len(run.tokens), self.cuts[run.slot], np.int32) for run in runs])
-
-    def _room(self, graph: str) -> tuple[int, int]:
-        tokens, rows = self._device.room(graph)
-        if self._drafting and graph != "encoder":
-            tokens = min(tokens, self._device.room("draft_context")[0])
-        return tokens, rows
+    def _decoder_inputs(self, runs: Sequence[Run]) -> dict[str, Array]:
+        return {**_inputs(runs), "first": _per_token([self.cuts[run.slot].decoder for run in runs], runs)}
 
     def _execute(
         self, graph: str, inputs: Mapping[str, Array], read: Collection[str] | None = None
@@ -136,25 +207,18 @@ class Steps:
         return outputs
 
 
-def last_rows(runs: Sequence[Run]) -> Ints:
-    """Rows of each run's last token among the flattened runs: i32 [runs]."""
-    return np.cumsum([len(run.tokens) for run in runs], dtype=np.int32) - np.int32(1)
-
-
-def wanted_rows(part: Run, run: Run, plan: Plan) -> Ints:
-    """Rows of a part of a run whose logits the plan asks for: i32 [R], none before the last part unless all are."""
-    rows = np.arange(len(part.tokens), dtype=np.int32)
-    if plan.all_logits:
-        return rows
-    return rows[-1:] if part.end == run.end else rows[:0]
-
-
 def _inputs(runs: Sequence[Run]) -> dict[str, Array]:
     return {
         "tokens": _flat([run.tokens for run in runs]),
         "positions": _flat([np.arange(run.start, run.end, dtype=np.int32) for run in runs]),
-        "slots": _flat([np.full(len(run.tokens), run.slot, np.int32) for run in runs]),
+        "slots": _per_token([run.slot for run in runs], runs),
+        "kept": _per_token([run.kept for run in runs], runs),
     }
+
+
+def _per_token(values: Sequence[int], runs: Sequence[Run]) -> Ints:
+    """A value of each run for each of its tokens: i32 [T]."""
+    return np.repeat(np.array(values, np.int32), [len(run.tokens) for run in runs])
 
 
 def _flat(parts: Sequence[Ints]) -> Ints:

@@ -1,8 +1,7 @@
 """Ways to feed a run of tokens through the graphs: one file each, found by folder.
 
 A schedule is a module with two functions: `why_not(engine)`, the reason why an engine cannot be run that way or None,
-and `run(steps, run, plan)`, which feeds the run and returns logits f32 [rows, V]: of its last token, or with
-`plan.all_logits` of every token that passed the decoder.
+and `parts(run, plan)`, which lists what is to be done, in order. Steps take as much of a part as they have room for.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from typing import Protocol, cast
 
 from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine
-from v41c.runtime.steps import Floats, Plan, Run, Steps
+from v41c.runtime.steps import Part, Plan, Run
 
 
 class Schedule(Protocol):
@@ -23,8 +23,8 @@ class Schedule(Protocol):
     def why_not(self, engine: Engine) -> str | None:
         """The reason why the engine cannot be run this way, in one line."""
 
-    def run(self, steps: Steps, run: Run, plan: Plan) -> Floats:
-        """Feed the run; logits f32 [rows, V]."""
+    def parts(self, run: Run, plan: Plan) -> Iterator[Part]:
+        """What feeds the run. Rows are wanted of its last token, or with `plan.all_logits` of every decoded one."""
 
 
 @functools.cache

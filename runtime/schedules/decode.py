@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 from v41c.runtime.artifact import Engine
-from v41c.runtime.schedules import full
-from v41c.runtime.steps import Floats, Plan, Run, Steps
+from v41c.runtime.steps import Part, Plan, Run
 
 
 def why_not(engine: Engine) -> str | None:
@@ -14,6 +13,8 @@ def why_not(engine: Engine) -> str | None:
     return None
 
 
-def run(steps: Steps, run: Run, plan: Plan) -> Floats:
-    """Logits f32 [1, V] of the last token, or [N, V] of every token."""
-    return full.run(steps, run, replace(plan, chunk_tokens=1))
+def parts(run: Run, plan: Plan) -> Iterator[Part]:
+    """Each token by itself."""
+    for position in range(run.start, run.end):
+        token = run.part(position, position + 1)
+        yield Part(token, plan.rows(token, run))

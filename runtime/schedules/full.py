@@ -1,14 +1,14 @@
-"""Every token through the whole model, chunk after chunk: equals the reference forward.
+"""Every token through the whole model: equals the reference forward.
 
 Block-token evaluations: L·N.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
 
 from v41c.runtime.artifact import Engine
-from v41c.runtime.steps import Floats, Plan, Run, Steps, wanted_rows
+from v41c.runtime.steps import Part, Plan, Run
 
 
 def why_not(engine: Engine) -> str | None:
@@ -16,7 +16,6 @@ def why_not(engine: Engine) -> str | None:
     return None
 
 
-def run(steps: Steps, run: Run, plan: Plan) -> Floats:
-    """Logits f32 [1, V] of the last token, or [N, V] of every token."""
-    parts = run.parts(steps.most_tokens(steps.whole, plan))
-    return np.concatenate([steps.forward([part], wanted_rows(part, run, plan)) for part in parts])
+def parts(run: Run, plan: Plan) -> Iterator[Part]:
+    """All of it at once."""
+    yield Part(run, plan.rows(run, run))

@@ -28,6 +28,7 @@ from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.device import Observation
 from v41c.runtime.session import Session
+from v41c.runtime.steps import Room
 
 TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, VOCABULARY, CONTEXT)]
 token_lists = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=CONTEXT)
@@ -151,6 +152,47 @@ def test_sequences_in_slots_do_not_see_each_other(engine: Engine, data: st.DataO
             np.testing.assert_array_equal(row, expected(fed[slot], [(0, len(fed[slot]), 0)]).logits[len(fed[slot]) - 1])
 
 
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_prefills_of_several_sequences_share_steps(engine: Engine, data: st.DataObject) -> None:
+    session = Session(engine, slots=SLOTS, poison=True)
+    prompts = [data.draw(token_lists) for _ in range(SLOTS)]
+    modes = [data.draw(st.sampled_from(["ced", "full"])) for _ in range(SLOTS)]
+    feeds = [session.feed(prompts[slot], slot=slot, mode=modes[slot]) for slot in range(SLOTS)]
+    logits: dict[int, np.ndarray] = {}
+    while not all(feed.done for feed in feeds):
+        room, parts = Room(data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))), []
+        for slot in data.draw(st.permutations(range(SLOTS))):
+            part = feeds[slot].take(room)
+            if part is not None:
+                room = room.after(part)
+                parts.append(part)
+        for part, rows in zip(parts, session.advance(parts), strict=True):
+            logits |= {part.run.slot: rows[0]} if len(rows) else {}
+    decoded = 0
+    for slot, tokens in enumerate(prompts):
+        start = max(0, len(tokens) - WINDOW) if modes[slot] == "ced" else 0
+        decoded += len(tokens) - start
+        np.testing.assert_array_equal(
+            logits[slot], expected(tokens, [(start, len(tokens), start)]).logits[len(tokens) - 1]
+        )
+        assert session.length(slot) == len(tokens)
+    total = sum(len(tokens) for tokens in prompts)
+    assert (session.evaluated["encoder"], session.evaluated["decoder"]) == (total, decoded)
+    assert session.block_evaluations == total + decoded
+
+
+def test_a_sequence_is_unusable_while_its_tail_is_missing(engine: Engine) -> None:
+    session = Session(engine)
+    feed = session.feed(TOKENS[:6], mode="ced")
+    part = feed.take(session.room)
+    assert part is not None
+    assert [len(logits) for logits in session.advance([part])] == [0]
+    assert (session.evaluated["encoder"], session.evaluated["decoder"]) == (2, 0)
+    with pytest.raises(ContextError, match="slot 0: its last step was interrupted: reset it"):
+        session.decode(1)
+
+
 def test_a_slot_is_free_again_after_reset(engine: Engine) -> None:
     session = Session(engine, slots=2, poison=True)
     session.prefill(TOKENS, slot=1, mode="ced")
@@ -204,7 +246,7 @@ def test_observing_shows_every_result_and_changes_none(engine: Engine) -> None:
 
 
 def test_an_observer_may_put_another_result_in_place(engine: Engine) -> None:
-    tokens, others = TOKENS[:5], TOKENS[5:10]
+    tokens, others = TOKENS[:WINDOW], TOKENS[WINDOW : 2 * WINDOW]
     seen: list[Observation] = []
     wanted = Session(engine, observe=seen.append).prefill(tokens)
     assert not np.array_equal(Session(engine).prefill(others), wanted)
