@@ -126,7 +126,7 @@ class Compressor(nn.Module):
         latent = self.norm(pooled)
         rows = apply(Rope(inverse=False), latent, *step.tables[self.ratio, 1 - self.ratio])
         write = CacheWrite(self.ratio, "fp4_e4m3_16")
-        apply(write, step.states[f"{source}.compressed"], rows, step.positions, step.slots)
+        apply(write, step.states[f"{source}.compressed"], rows, step.positions, step.slots, step.kept)
         return latent  # type: ignore[no-any-return]
 
 
@@ -147,7 +147,8 @@ class Indexer(nn.Module):
         """Publish the index keys of latents [T, HD] in this source's own cache, before anything selects."""
         ratio = self.config.ratio(self.layer)
         keys = apply(Rope(inverse=False), self.k_norm(self.wk(latent)), *step.tables[ratio, 1 - ratio])
-        apply(CacheWrite(ratio, INDEX), step.states[f"{source}.index_keys"], keys, step.positions, step.slots)
+        write = CacheWrite(ratio, INDEX)
+        apply(write, step.states[f"{source}.index_keys"], keys, step.positions, step.slots, step.kept)
 
     def select(self, u: Tensor, qr: Tensor, step: Step, source: str) -> Tensor:
         """Selection i32 [T, index_topk]; at the candidate source the pool of later selections as well."""

@@ -74,7 +74,8 @@ class Step:
     """One step over flattened tokens: what every layer reads, the states it writes, and what it shares.
 
     tokens, positions, slots, first, starts: i32 [T]. A sequence's tokens are contiguous with consecutive positions;
-    window keys below `first` are invisible. `tables` maps a rope table's key to (cos, sin). `record` is called with a
+    window keys below `first` are invisible. Global rows of positions below `kept` i32 [T] stay as they are; layers of
+    the draft head have none and go without. `tables` maps a rope table's key to (cos, sin). `record` is called with a
     name and a tensor at every landmark of the model.
     """
 
@@ -86,6 +87,7 @@ class Step:
     starts: Tensor
     states: dict[str, Tensor]
     record: Callable[[str, Tensor], None]
+    kept: Tensor | None = None
     image: Tensor | None = None
     compressed_ids: Tensor | None = None
     tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)

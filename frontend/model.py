@@ -5,11 +5,12 @@ Parameters are named as in the checkpoint. States (caches) are tensors by name t
     layers.N.window      u8 [S, W, row]        packed fp8 keys, a ring by position mod W
     layers.N.compressed  u8 [S, C, row]        packed fp4 rows of a KV source
     layers.N.index_keys  u8 [S, C, row]        packed fp4 index keys of a KV source
-    layers.N.partial     f32 [S, 2, r, HD]     open group of a KV source with ratio r > 1
-    engram.history       i32 [S, n−1]          last compressed ids
+    layers.N.partial     f32 [S, L, 2, HD]     open group of a KV source with ratio r > 1, a ring by position mod L ≥ r
+    engram.history       i32 [S, L]            last compressed ids, a ring by position mod L ≥ n − 1
     mtp.N.window         u8 [S, W, row]        ring of a draft layer
 
-In exact arithmetic the u8 states are f32 [S, …, elements].
+In exact arithmetic the u8 states are f32 [S, …, elements]. Axis 1 holds rows by position, and no ring is shorter than a
+verification of drafts: what its tokens wrote can be taken back.
 """
 
 from __future__ import annotations
@@ -105,12 +106,13 @@ class Model(nn.Module):
         rows: Tensor,
         states: dict[str, Tensor],
         record: Record = ignore,
+        kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Backbone over flattened tokens i32 [T]: logits f32 [R, V] of `rows` i32 [R], and what the draft head reads.
 
-        The second result [T, targets·D] is None without a draft head.
+        The second result [T, targets·D] is None without a draft head. kept: see `Step`, 0 for every token when None.
         """
-        step = self.new_step(tokens, positions, slots, first, states, record)
+        step = self.new_step(tokens, positions, slots, first, states, record, kept)
         stream, mix = self.embed_tokens(step)
         stream, mix, taps = self.run_layers(stream, mix, step)
         if self.config.has_engram:
@@ -182,10 +184,12 @@ class Model(nn.Module):
         first: Tensor,
         states: dict[str, Tensor],
         record: Record = ignore,
+        kept: Tensor | None = None,
     ) -> Step:
         """What the layers of the backbone read of a step."""
         c = self.config
         step = self._bare_step(tokens, positions, slots, first, states, record)
+        step.kept = torch.zeros_like(positions) if kept is None else kept
         for ratio in sorted(set(c.compress_ratios[: c.n_layers]) - {0}):
             for offset in sorted({0, 1 - ratio}, reverse=True):
                 step.tables[ratio, offset] = apply(self.rope_table(ratio, offset), positions)
@@ -220,9 +224,10 @@ def state_shapes(
         shapes[f"layers.{layer}.compressed"] = rows(capacity, c.head_dim, "fp4_e4m3_16")
         shapes[f"layers.{layer}.index_keys"] = rows(capacity, c.index_head_dim, "fp4_e8m0_32")
         if ratio > 1:
-            shapes[f"layers.{layer}.partial"] = (torch.float32, (slots, 2, ratio, c.head_dim))
+            shapes[f"layers.{layer}.partial"] = (torch.float32, (slots, max(ratio, c.verified_tokens), 2, c.head_dim))
     if c.has_engram:
-        shapes["engram.history"] = (torch.int32, (slots, c.engram_max_ngram_size - 1))
+        length = max(c.engram_max_ngram_size - 1, c.verified_tokens)
+        shapes["engram.history"] = (torch.int32, (slots, length))
     for index in range(c.n_mtp_layers):
         shapes[f"mtp.{index}.window"] = rows(c.window_size, c.head_dim, "fp8_e8m0_32")
     return shapes

@@ -83,7 +83,7 @@ def _phases(model: Model) -> list[_Phase]:
         results = model.draft(**inputs, states=states, record=record.__setitem__)
         return {"outputs": dict(zip(("logits", "drafts", "confidence"), results, strict=True)), "record": record}
 
-    phases = [_Phase("model", batch | {"rows": i32("R")}, backbone, run_model)]
+    phases = [_Phase("model", batch | {"kept": i32("T"), "rows": i32("R")}, backbone, run_model)]
     if c.has_draft:
         context = {
             "main_hidden": TensorType(DType.BF16, ("T", len(c.dspark_target_layer_ids) * c.dim)),

@@ -24,7 +24,7 @@ from v41c.manifest import (
 
 _GRID_AXES = 3
 #: inputs that the runtime makes for each step, all i32: `rows` has dimension R, the others T
-BATCH_INPUTS = {"tokens": "T", "positions": "T", "slots": "T", "first": "T", "rows": "R"}
+BATCH_INPUTS = {"tokens": "T", "positions": "T", "slots": "T", "first": "T", "kept": "T", "rows": "R"}
 #: inputs of each graph beyond those: outputs of the graph that runs before it
 FED_BY = {"model": None, "encoder": None, "decoder": "encoder", "draft_context": "decoder", "draft": None}
 #: outputs that the runtime reads by name, with their leading dimension

@@ -79,7 +79,7 @@ def _batch(engine: Engine, start: int, count: int, rows: int) -> dict[str, npt.N
     positions = np.arange(start, start + count, dtype=np.int32)
     tokens = np.random.default_rng(start).integers(5, engine.manifest.vocabulary - 4, count, np.int32)
     zeros = np.zeros_like(positions)
-    batch = {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros}
+    batch = {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros}
     return batch | {"rows": np.arange(rows, dtype=np.int32)}
 
 

@@ -59,7 +59,7 @@ def step(tokens: Tensor, begin: int) -> dict[str, Tensor]:
     positions = torch.arange(begin, begin + len(tokens), dtype=torch.int32)
     zeros = torch.zeros_like(positions)
     rows = torch.arange(len(tokens), dtype=torch.int32)
-    return {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "rows": rows}
+    return {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros, "rows": rows}
 
 
 def unwritten(kind: TensorType) -> Tensor:

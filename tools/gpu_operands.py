@@ -85,7 +85,7 @@ class _Maker:
         match name:
             case "positions":
                 return torch.arange(CONTEXT - shape[0], CONTEXT, device=device)
-            case "slots" | "starts" | "first":
+            case "slots" | "starts" | "first" | "kept":
                 return torch.zeros(shape, device=device)
             case "ids" if len(shape) == 2:
                 return self._distinct(shape, self._size("w1", 0))

@@ -88,7 +88,7 @@ class InterpretedSubject:
         """Inputs of a step of tokens i32 [T] that follow the sequence."""
         positions = torch.arange(self._length, self._length + len(tokens), dtype=torch.int32)
         zeros = torch.zeros_like(positions)
-        return {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros}
+        return {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros}
 
     def run(self, graph: Graph, inputs: Mapping[str, Tensor], look: Look) -> dict[str, Tensor]:
         """Outputs of a graph; states go on."""

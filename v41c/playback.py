@@ -63,7 +63,7 @@ def script(config: ModelConfig, seed: int) -> list[Step]:
     draw = np.random.default_rng(seed)
     lengths = [0] * SLOTS
 
-    def step(name: str, counts: Sequence[int], first: int = 0, images: int = 0) -> Step:
+    def step(name: str, counts: Sequence[int], first: int = 0, images: int = 0, kept: int = 0) -> Step:
         ids = draw.integers(0, config.vocab_size, sum(counts))
         if images and config.image_token_id >= 0:
             ids[2 : 2 + images] = config.image_token_id
@@ -72,7 +72,7 @@ def script(config: ModelConfig, seed: int) -> list[Step]:
             lengths[slot] += count
         slots = np.repeat(np.arange(SLOTS), counts)
         cuts = np.full(len(ids), first)
-        return Step(name, _inputs(ids, np.concatenate(positions), slots, cuts))
+        return Step(name, _inputs(ids, np.concatenate(positions), slots, cuts, np.full(len(ids), kept)))
 
     steps = []
     for begin in range(0, (longest := _longest(config)), _CHUNK):
@@ -82,13 +82,15 @@ def script(config: ModelConfig, seed: int) -> list[Step]:
     steps += [step(f"decode of sequence {slot}", [int(slot == each) for each in range(SLOTS)]) for slot in (0, 1, 0)]
     # keys of the window below position 3 were never written, as after a replay
     steps.append(step("chunk of 9 tokens behind a cut", (0, 9), first=3))
+    # global rows of its first half are there already, as in a replay
+    steps.append(step("replay of 4 tokens and 5 new ones", (0, 9), first=3, kept=lengths[1] + 4))
     if config.has_draft:
         for count in sorted({1, config.dspark_block_size}):
             ids = np.full(count, config.dspark_noise_token_id)
             ids[0] = draw.integers(0, config.vocab_size)
             positions = np.arange(lengths[0], lengths[0] + count)
             zeros = np.zeros_like(positions)
-            steps.append(Step(f"draft of {count} tokens", _inputs(ids, positions, zeros, zeros), draft=True))
+            steps.append(Step(f"draft of {count} tokens", _inputs(ids, positions, zeros, zeros, zeros), draft=True))
     return steps
 
 
@@ -103,8 +105,8 @@ def _longest(config: ModelConfig) -> int:
     return min(_LONGEST, max(held) + 5)
 
 
-def _inputs(ids: object, positions: object, slots: object, first: object) -> dict[str, Tensor]:
-    named = {"tokens": ids, "positions": positions, "slots": slots, "first": first}
+def _inputs(ids: object, positions: object, slots: object, first: object, kept: object) -> dict[str, Tensor]:
+    named = {"tokens": ids, "positions": positions, "slots": slots, "first": first, "kept": kept}
     found = {name: torch.from_numpy(np.asarray(array, np.int32)) for name, array in named.items()}
     count = len(found["tokens"])
     return found | {"rows": torch.arange(max(0, count - MOST_ROWS), count, dtype=torch.int32)}

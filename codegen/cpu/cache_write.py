@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tvm.script.ir_builder import tirx as T
+
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.rows import write_rows
 from v41c.codegen.cpu.sparse import Types, required
@@ -24,7 +26,7 @@ def kernel(
     cache, x = required(operands, 0, 1)
 
     def emit(body: Body) -> None:
-        rows, values, positions, slots = body.operands
+        rows, values, positions, slots, kept = body.operands
 
         def row_of(token: Expr) -> Expr:
             return cast(slots[token], "int64") * body.size(cache.shape[1]) + cast(positions[token] // op.ratio, "int64")
@@ -38,7 +40,7 @@ def kernel(
             body.size(x.shape[0]),
             bound_of(x.shape[0], bounds),
             row_of,
-            lambda token: positions[token] % op.ratio == op.ratio - 1,
+            lambda token: T.And(positions[token] % op.ratio == op.ratio - 1, positions[token] >= kept[token]),
         )
 
     return build_kernel(emit, op, operands, results, bounds)

@@ -24,7 +24,7 @@ def kernel(
     target: CudaTarget,
     bounds: Mapping[str, int],
 ) -> CudaKernel:
-    """x [T, K] into cache [S, C, row]: the rows of tokens that close a group."""
+    """x [T, K] into cache [S, C, row]: the rows of tokens that close a group, from kept on."""
     frame = Frame(op, operands, results, bounds)
     tokens, width = frame.type_of("x").shape
     cache = frame.type_of("cache")
@@ -33,7 +33,7 @@ def kernel(
     group = FORMATS[name].group
     frame.launch(
         cache_write_token,
-        {name: frame.operand(name) for name in ("cache", "x", "positions", "slots")}
+        {name: frame.operand(name) for name in ("cache", "x", "positions", "slots", "kept")}
         | {"C": frame.extent(cache.shape[1]), "RATIO": int(op.attributes()["ratio"]), "WIDTH": int(width)}
         | {"FORMAT": name if packed else None, "GROUP": group, "ROW": int(cache.shape[2])}
         | {"BLOCK": max(group, power_of_two(int(width)))},
@@ -50,6 +50,7 @@ def cache_write_token(
     x: tl.tensor,
     positions: tl.tensor,
     slots: tl.tensor,
+    kept: tl.tensor,
     C: tl.tensor,
     RATIO: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -58,10 +59,10 @@ def cache_write_token(
     ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One token, which writes if it closes a group of RATIO."""
+    """One token, which writes if it closes a group of RATIO and its row is not kept."""
     t = tl.program_id(0)
     position = tl.load(positions + t)
-    if position % RATIO == RATIO - 1:
+    if (position % RATIO == RATIO - 1) & (position >= tl.load(kept + t)):
         k = tl.arange(0, BLOCK)
         values = tl.load(x + t.to(tl.int64) * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
         row = tl.load(slots + t).to(tl.int64) * C + position // RATIO

@@ -16,18 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheWrite(Op):
-    """cache[slots[t], positions[t] // ratio] = pack(x[t]) if positions[t] mod ratio == ratio − 1
+    """cache[slots[t], positions[t] // ratio] = pack(x[t]) where t closes a group and positions[t] ≥ kept[t]
 
-    Only tokens that close a group write. A u8 cache stores packed rows of `format`, an f32 cache plain rows.
+    A token closes a group if positions[t] mod ratio == ratio − 1. Rows of positions below `kept` stay as they are, so
+    that a replay makes local state anew and nothing else.
+    A u8 cache stores packed rows of `format`, an f32 cache plain rows.
     """
 
     ratio: int
     format: str
     states: ClassVar[tuple[str, ...]] = ("cache",)
     #: every row has its own place, whichever token comes first
-    exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = ((("x", 0), ("positions", 0), ("slots", 0)),)
+    exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = (
+        (("x", 0), ("positions", 0), ("slots", 0), ("kept", 0)),
+    )
 
-    def infer(self, cache: TensorType, x: TensorType, positions: TensorType, slots: TensorType) -> TensorType:
+    def infer(
+        self, cache: TensorType, x: TensorType, positions: TensorType, slots: TensorType, kept: TensorType
+    ) -> TensorType:
         self.require_dtype("x", x, *FLOATS)
         self.require_rank("x", x, 2)
         self.require_rank("cache", cache, 3)
@@ -36,20 +42,24 @@ class CacheWrite(Op):
         width = int(x.shape[1])
         row = formats.FORMATS[self.format].row_bytes(width) if cache.dtype == DType.U8 else width
         self.require_shape("cache", cache, *cache.shape[:2], row)
-        self.require_shape("positions", positions, x.shape[0])
-        self.require_shape("slots", slots, x.shape[0])
+        for name, operand in (("positions", positions), ("slots", slots), ("kept", kept)):
+            self.require_shape(name, operand, x.shape[0])
         return cache
 
-    def reference(self, cache: Tensor, x: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        closing = positions % self.ratio == self.ratio - 1
+    def reference(self, cache: Tensor, x: Tensor, positions: Tensor, slots: Tensor, kept: Tensor) -> Tensor:
+        closing = (positions % self.ratio == self.ratio - 1) & (positions >= kept)
         rows = formats.write_rows(x[closing], self.format, cache)
         cache[slots[closing].long(), positions[closing].long() // self.ratio] = rows
         return cache
 
-    def flops(self, cache: TensorType, x: TensorType, positions: TensorType, slots: TensorType) -> int:
+    def flops(
+        self, cache: TensorType, x: TensorType, positions: TensorType, slots: TensorType, kept: TensorType
+    ) -> int:
         return 2 * x.elements
 
-    def touched(self, cache: TensorType, x: TensorType, positions: TensorType, slots: TensorType) -> Mapping[str, int]:
+    def touched(
+        self, cache: TensorType, x: TensorType, positions: TensorType, slots: TensorType, kept: TensorType
+    ) -> Mapping[str, int]:
         written = -(-int(x.shape[0]) // self.ratio)
         return {"cache": TensorType(cache.dtype, (written, cache.shape[2])).size_bytes}
 
@@ -58,15 +68,17 @@ class CacheWrite(Op):
         import torch
 
         normal = seeded(15)
-        for tokens, ratio, format, dtype in (
-            (1, 1, "fp4_e4m3_16", "u8"),
-            (7, 2, "fp4_e8m0_32", "u8"),
-            (9, 4, "fp4_e4m3_16", "u8"),
-            (5, 2, "fp4_e4m3_16", "f32"),
+        for tokens, ratio, format, dtype, kept in (
+            (1, 1, "fp4_e4m3_16", "u8", 0),
+            (7, 2, "fp4_e8m0_32", "u8", 7),
+            (9, 4, "fp4_e4m3_16", "u8", 0),
+            (5, 2, "fp4_e4m3_16", "f32", 5),
+            (3, 1, "fp4_e4m3_16", "u8", 6),
         ):
             positions = torch.arange(tokens, dtype=torch.int32) + 3
             slots = torch.ones(tokens, dtype=torch.int32)
             old = normal(2, 16, 64)
             cache = formats.pack(old, format) if dtype == "u8" else old
             x = normal(tokens, 64, dtype="bf16")
-            yield Example(cls(ratio, format), (cache, x if dtype == "u8" else x.float(), positions, slots))
+            values = x if dtype == "u8" else x.float()
+            yield Example(cls(ratio, format), (cache, values, positions, slots, slots * kept))

@@ -116,7 +116,12 @@ def test_formats_are_exact_where_logarithms_and_roundings_are_not(name: str) -> 
         (RoundTrip(name), (x,)),
         (
             CacheWrite(1, name),
-            (torch.full((1, len(x), rule.row_bytes(512)), 255, dtype=torch.uint8), x, *places(len(x))),
+            (
+                torch.full((1, len(x), rule.row_bytes(512)), 255, dtype=torch.uint8),
+                x,
+                *places(len(x)),
+                torch.zeros(len(x), dtype=torch.int32),
+            ),
         ),
     ):
         example = Example(op, operands)

@@ -358,7 +358,7 @@ def test_packed_rows_equal_the_format_bit_for_bit(target: CpuTarget) -> None:
     cases: list[tuple[Op, Operands, str, int]] = []
     for name in formats.FORMATS:
         cache = torch.full((2, 70, formats.FORMATS[name].row_bytes(96)), 0xA5, dtype=torch.uint8)
-        cases.append((CacheWrite(1, name), (cache, x, positions, slots), name, 64))
+        cases.append((CacheWrite(1, name), (cache, x, positions, slots, slots * 0), name, 64))
     ring = torch.full((2, 40, 99), 0xA5, dtype=torch.uint8)
     cases.append((WindowWrite(), (ring, x, positions, slots), "fp8_e8m0_32", 40))
     subjects = [Subject.of(op, operands, target, 64) for op, operands, *_ in cases]
@@ -371,12 +371,13 @@ def test_packed_rows_equal_the_format_bit_for_bit(target: CpuTarget) -> None:
         assert same(got, reference(op, operands)[0])
 
 
-def test_pooling_of_any_cut(target: CpuTarget) -> None:
+@pytest.mark.parametrize("length", [4, 6])
+def test_pooling_of_any_cut(length: int, target: CpuTarget) -> None:
     normal = seeded(3)
     tokens, width, ratio = 19, 40, 4
     k, gate = normal(tokens, width), normal(tokens, width)
     op = CompressPool(ratio, "f32")
-    partial = torch.full((2, 2, ratio, width), torch.nan)
+    partial = torch.full((2, length, 2, width), torch.nan)
 
     def step(begin: int, end: int, partial: Tensor) -> Operands:
         count = end - begin
@@ -458,14 +459,15 @@ def _margins(op: Route, logits: Tensor, bias: Tensor) -> Tensor:
     return ranked[:, op.experts - 1] - ranked[:, op.experts]
 
 
-def test_hashes_are_exact(target: CpuTarget) -> None:
+@pytest.mark.parametrize("length", [3, 7])
+def test_hashes_are_exact(length: int, target: CpuTarget) -> None:
     generator = torch.Generator().manual_seed(1)
     multipliers = (76632096046245, 4839876093313, 35959672319349, 73987337458391)
     primes = (16000057, 16000063, 15999989, 16000079, 9999991, 9999973)
     op = EngramHash(multipliers, primes, tuple(range(0, 6 * 16000080, 16000080)), 2)
     ids = torch.randint(0, 99092, (60,), dtype=torch.int32, generator=generator)
     ids[torch.rand(60, generator=generator) < 0.1] = -1
-    history = torch.randint(-1, 99092, (3, 3), dtype=torch.int32, generator=generator)
+    history = torch.randint(-1, 99092, (3, length), dtype=torch.int32, generator=generator)
     positions = torch.cat((torch.arange(20), torch.arange(20) + 1, torch.arange(20) + 1000000)).int()
     slots, starts = torch.arange(3).repeat_interleave(20).int(), torch.arange(0, 60, 20).repeat_interleave(20).int()
     operands = (ids, history, positions, slots, starts)

@@ -211,6 +211,32 @@ def test_keys_below_first_are_invisible() -> None:
     assert run(0, poison=False).ne(run(12, poison=False)).any()
 
 
+def test_kept_global_rows_are_read_and_never_written() -> None:
+    """A replay of cached tokens makes their rings anew; a new token behind them writes global rows."""
+    model, tokens = loaded("case_02", "exact"), torch.from_numpy(random_tokens("case_02", 24)).int()
+    positions = torch.arange(24, dtype=torch.int32)
+    zeros = torch.zeros_like(positions)
+    states = model.new_states(1, 24)
+    with torch.inference_mode():
+        model.step(tokens[:20], positions[:20], zeros[:20], zeros[:20], ints(19), states)
+        before = {name: state.clone() for name, state in states.items()}
+        for name, state in states.items():
+            if not is_global(name):
+                state.fill_(torch.nan if state.is_floating_point() else -1)
+        again = slice(12, 24)
+        first, kept = torch.full_like(positions[again], 12), torch.full_like(positions[again], 20)
+        model.step(tokens[again], positions[again], zeros[again], first, ints(11), states, kept=kept)
+    for name in filter(is_global, states):
+        rows = 20 * states[name].shape[1] // 24
+        assert torch.equal(states[name][:, :rows], before[name][:, :rows]), name
+        assert states[name][:, rows:].ne(before[name][:, rows:]).any(), name
+
+
+def is_global(name: str) -> bool:
+    """Whether a state grows with the context."""
+    return name.endswith((".compressed", ".index_keys"))
+
+
 def test_a_draft_leaves_no_trace() -> None:
     """Rings, history, groups and rows are as before: a rejected draft is as if it had never been."""
     subject = EagerSubject(loaded("case_00"))
@@ -263,8 +289,8 @@ def test_caches_are_packed() -> None:
     assert shapes["layers.0.window"] == (torch.uint8, (1, 128, 528))
     assert shapes["layers.2.compressed"] == (torch.uint8, (1, 2048, 288))
     assert shapes["layers.20.index_keys"] == (torch.uint8, (1, 4096, 68))
-    assert shapes["layers.14.partial"] == (torch.float32, (1, 2, 2, 512))
-    assert shapes["engram.history"] == (torch.int32, (1, 3))
+    assert shapes["layers.14.partial"] == (torch.float32, (1, 6, 2, 512))
+    assert shapes["engram.history"] == (torch.int32, (1, 6))
     growing = [shape for name, (_, shape) in shapes.items() if name.endswith((".compressed", ".index_keys"))]
     assert sum(rows * width for _, rows, width in growing) == 890 * 4096
 

@@ -155,7 +155,7 @@ def mini(tail_of_attention: bool) -> Graph:
         (flat,) = builder.apply(Reshape((64,)), o, module="layers.0.attn")
         (written,) = builder.apply(Linear("f32"), flat, builder.weight("w", f32(32, 64)), None, module="layers.0.attn")
     write = CacheWrite(1, "fp4_e4m3_16")
-    builder.apply(write, cache, written, positions, slots, module="layers.0.attn.compressor")
+    builder.apply(write, cache, written, positions, slots, first, module="layers.0.attn.compressor")
     return builder.finish(o)
 
 

@@ -41,10 +41,10 @@ def cases() -> dict[str, tuple[Op, tuple[TensorType | None, ...]]]:
         "index_topk": (IndexTopk(1, PLACES, INDEX_SCALE, 8), (*index, keys, row, row, None)),
         "index_candidates": (IndexCandidates(1, PLACES, INDEX_SCALE, 8), (*index, keys, row, row, i32("T", 2048))),
         "candidate_blocks": (CandidateBlocks(1, 2048, 8, INDEX_SCALE), (*index, keys, row, row)),
-        "cache_write": (CacheWrite(2, "fp4_e4m3_16"), (compressed, kv, row, row)),
+        "cache_write": (CacheWrite(2, "fp4_e4m3_16"), (compressed, kv, row, row, row)),
         "compress_pool": (
             CompressPool(2, "bf16"),
-            (f32("S", 2, 2, WIDTH), f32("T", WIDTH), f32("T", WIDTH), row, row, row),
+            (f32("S", 6, 2, WIDTH), f32("T", WIDTH), f32("T", WIDTH), row, row, row),
         ),
     }
 

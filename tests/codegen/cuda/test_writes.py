@@ -67,17 +67,17 @@ def test_packed_rows_equal_the_format_bit_for_bit(name: str) -> None:
     x = hard_rows(24, 96)
     positions, slots, _ = runs((1, 0, 24))
     cache = torch.full((2, 30, formats.FORMATS[name].row_bytes(96)), 0xA5, dtype=torch.uint8)
-    (got,) = check(CacheWrite(1, name), (cache, x, positions, slots), 512)
+    (got,) = check(CacheWrite(1, name), (cache, x, positions, slots, slots * 0), 512)
     assert torch.equal(got[1, :24], formats.pack(x, name))
     assert torch.all(got[0] == 0xA5)
     assert torch.all(got[1, 24:] == 0xA5)
 
 
 @pytest.mark.parametrize(("ratio", "tokens"), [(2, 17), (4, 3), (4, 1)])
-def test_only_tokens_that_close_a_group_write(ratio: int, tokens: int) -> None:
+def test_only_tokens_that_close_a_group_write_and_none_that_is_kept(ratio: int, tokens: int) -> None:
     positions, slots, _ = runs((1, 5, tokens), (0, 0, 2))
     x = seeded(tokens)(len(slots), 33)
-    check(CacheWrite(ratio, "fp4_e4m3_16"), (torch.full((2, 20, 33), torch.nan), x, positions, slots), 512)
+    check(CacheWrite(ratio, "fp4_e4m3_16"), (torch.full((2, 20, 33), torch.nan), x, positions, slots, slots * 7), 512)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -111,13 +111,14 @@ def test_images_have_no_ids(count: int) -> None:
     check(CompressTokens(10), (tokens % 10, torch.arange(10).int()), 512)
 
 
-def test_pooling_of_any_cut() -> None:
+@pytest.mark.parametrize("length", [4, 6])
+def test_pooling_of_any_cut(length: int) -> None:
     """Every cut of a sequence pools the same bits and leaves the same state, which holds NaNs before."""
     normal = seeded(3)
     tokens, width, ratio = 19, 40, 4
     k, gate = normal(tokens, width), normal(tokens, width, scale=30.0)
     op = CompressPool(ratio, "f32")
-    partial = torch.full((2, 2, ratio, width), torch.nan)
+    partial = torch.full((2, length, 2, width), torch.nan)
 
     def step(begin: int, end: int, partial: Tensor) -> Operands:
         positions, slots, starts = runs((1, begin, end - begin))
@@ -136,10 +137,11 @@ def test_pooling_of_any_cut() -> None:
         assert same(current, state)
 
 
-def test_pooling_of_several_sequences() -> None:
+@pytest.mark.parametrize("length", [4, 5, 6])
+def test_pooling_of_several_sequences(length: int) -> None:
     normal = seeded(5)
     positions, slots, starts = runs((1, 6, 11), (0, 3, 2), (2, 1, 1))
-    partial = normal(3, 2, 4, 33)
+    partial = normal(3, length, 2, 33)
     operands = (partial, normal(14, 33), normal(14, 33), positions, slots, starts)
     op = CompressPool(4, "f32")
     state, pooled = Subject.of(op, operands, SM_90, 16).call(operands)
