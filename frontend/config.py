@@ -140,6 +140,11 @@ class ModelConfig:
         return (self.engram_max_ngram_size - 1) * self.engram_n_heads if self.has_engram else 0
 
     @property
+    def verified_tokens(self) -> int:
+        """Tokens of the longest verification: an accepted one and a block of drafts; 0 without a draft head."""
+        return self.dspark_block_size + 1 if self.has_draft else 0
+
+    @property
     def draft_routed_experts(self) -> int:
         """Routed experts of each draft layer."""
         return self.dspark_n_routed_experts or self.n_routed_experts

@@ -218,6 +218,9 @@ def _draft(c: ModelConfig) -> Iterator[Rule]:
     if not c.n_mtp_layers:
         return
     yield from _positive(c, "dspark_block_size", "dspark_markov_rank")
+    # A verification must not overwrite its own keys: what it wrote could not be taken back.
+    longest = f"at least {c.verified_tokens}, dspark_block_size {c.dspark_block_size} and the token before"
+    yield c.window_size >= c.verified_tokens, "window_size", longest
     noise = f"a token id in 0..{c.vocab_size - 1}"
     yield 0 <= c.dspark_noise_token_id < c.vocab_size, "dspark_noise_token_id", noise
     targets = c.dspark_target_layer_ids

@@ -93,6 +93,7 @@ def random_config(seed: int, most_layers: int = 6) -> dict[str, Any]:
             "dspark_n_routed_experts": r.choice((0, 3)),
             "dspark_n_activated_experts": r.choice((1, 2)),
         }
+        config["window_size"] = max(config["window_size"], config["dspark_block_size"] + 1)
     return config
 
 
@@ -170,7 +171,7 @@ def run_random_model(folder: Path, seed: int, arithmetic: Arithmetic, passes: st
     drafts = 0.0
     if drafting:
         theirs = interpreter.draft(int(tokens[0]), Notes()).logits
-        drafts = _distance(session.draft(int(tokens[0])).logits, theirs)
+        drafts = _distance(session.draft({0: int(tokens[0])}, logits=True)[0].logits, theirs)
     errors = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     return Outcome(
         relative=_distance(found, wanted),

@@ -183,7 +183,7 @@ def test_compressor(ratio: int, chunks: tuple[int, ...]) -> None:
     """Latents before rope, whatever the grouping of the twelve tokens."""
     weights = {name: UNITS.get(f"compressor.r{ratio}.{name}.weight") for name in ("wkv", "wgate", "norm")}
     for row, x in enumerate(UNITS[f"compressor.r{ratio}.x"]):
-        partial, latents, begin = torch.full((1, 2, ratio, 32), torch.nan), [], 0
+        partial, latents, begin = torch.full((1, ratio + 1, 2, 32), torch.nan), [], 0
         for count in chunks:
             u = x[begin : begin + count].bfloat16()
             positions = torch.arange(begin, begin + count, dtype=torch.int32)

@@ -40,28 +40,28 @@ def kernel(
     op: CompressPool, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
-    (k_type,) = required(operands, 1)
-    ratio, width = op.ratio, int(k_type.shape[1])
+    state_type, k_type = required(operands, 0, 1)
+    ratio, length, width = op.ratio, int(state_type.shape[1]), int(k_type.shape[1])
 
     def emit(body: Body) -> None:
         (partial, k, gate, positions, slots, starts), (out,) = body.operands, body.results
         tokens = let(body.size(k_type.shape[0]))
 
-        def state(token: Expr, index: int, place: Expr) -> Expr:
-            return ((cast(slots[token], "int64") * 2 + index) * ratio + place) * width
+        def state(token: Expr, position: Expr, index: int) -> Expr:
+            row = cast(slots[token], "int64") * length + cast(position % length, "int64")
+            return (row * 2 + index) * width
 
         def pool(token: Expr, channel: Expr, lanes: int) -> None:
             first = let(token - (ratio - 1))
             start = let(cast(starts[token], "int64"))
-            rows = [state(token, index, T.int64(0)) for index in (0, 1)]
+            earliest = let(positions[token] - (ratio - 1))
 
             def member(i: Expr, index: int) -> Expr:
                 inside = first + i >= start
                 here = T.max(first + i, T.int64(0)) * width + channel
+                there = state(token, earliest + cast(i, "int32"), index) + channel
                 source = k if index == 0 else gate
-                return T.if_then_else(
-                    inside, source[at(here, lanes)], partial[at(rows[index] + i * width + channel, lanes)]
-                )
+                return T.if_then_else(inside, source[at(here, lanes)], partial[at(there, lanes)])
 
             largest = local(member(T.int64(0), 1))
             with loop(ratio - 1) as i:
@@ -82,10 +82,9 @@ def kernel(
                     store(out, token * width + channel, const(0.0, lanes))
             # after every read: later tokens over earlier ones
             with loop(tokens) as token:
-                place = let(cast(positions[token] % ratio, "int64"))
                 for index, source in enumerate((k, gate)):
                     value = source[at(token * width + channel, lanes)]
-                    put(partial, state(token, index, place) + channel, value)
+                    put(partial, state(token, positions[token], index) + channel, value)
 
         with parallel(width // LANES, 8 * bound_of(k_type.shape[0], bounds) * width) as vector:
             channels(let(vector * LANES), LANES)

@@ -22,21 +22,22 @@ def kernel(
     op: EngramHash, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel."""
-    (kind,) = required(operands, 0)
+    kind, ring = required(operands, 0, 1)
+    length = int(ring.shape[1])
     grams = len(op.multipliers)
     heads = len(op.primes) // (grams - 1)
 
     def emit(body: Body) -> None:
         (ids, history, positions, slots, starts), (out,) = body.operands, body.results
         with loop(body.size(kind.shape[0])) as row:
-            first = let(cast(slots[row], "int64") * (grams - 1))
+            first = let(cast(slots[row], "int64") * length)
             position = let(cast(positions[row], "int64"))
             start = let(cast(starts[row], "int64"))
             cut = local(T.int32(0))
             total = local(T.int64(0))
             for back in range(grams):
                 # before the sequence's start nothing is read: T.if_then_else branches
-                place = first + T.max(position - back, T.int64(0)) % (grams - 1)
+                place = first + T.max(position - back, T.int64(0)) % length
                 older = T.if_then_else(row - back >= start, ids[T.max(row - back, T.int64(0))], history[place])
                 token = let(T.if_then_else(position >= back, older, T.int32(-1)))
                 cut.set(T.Select(token < 0, T.int32(1), cut.value))

@@ -30,7 +30,7 @@ def kernel(
     target: CudaTarget,
     bounds: Mapping[str, int],
 ) -> CudaKernel:
-    """k and gate f32 [T, HD] and partial f32 [S, 2, ratio, HD] to pooled [T, HD]."""
+    """k and gate f32 [T, HD] and partial f32 [S, L, 2, HD] to pooled [T, HD]."""
     frame = Frame(op, operands, results, bounds)
     tokens, width = frame.type_of("k").shape
     block = min(_CHANNELS, power_of_two(int(width)))
@@ -38,7 +38,8 @@ def kernel(
         compress_pool_token,
         {name: frame.operand(name) for name in ("partial", "k", "gate", "positions", "slots", "starts")}
         | {"pooled": frame.result(0), "T": frame.extent(tokens), "RATIO": int(op.attributes()["ratio"])}
-        | {"WIDTH": int(width), "BLOCK": block, "TOKENS": power_of_two(frame.bound(tokens))},
+        | {"LENGTH": int(frame.type_of("partial").shape[1]), "WIDTH": int(width), "BLOCK": block}
+        | {"TOKENS": power_of_two(frame.bound(tokens))},
         (frame.tiles(tokens), -(-int(width) // block)),
     )
     return frame.kernel()
@@ -55,6 +56,7 @@ def compress_pool_token(
     pooled: tl.tensor,
     T: tl.tensor,
     RATIO: tl.constexpr,
+    LENGTH: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -66,27 +68,28 @@ def compress_pool_token(
     position = tl.load(positions + t)
     slot = tl.load(slots + t)
     start = tl.load(starts + t)
-    state = partial + slot.to(tl.int64) * (2 * RATIO * WIDTH) + channel
-    # places of the state that the run's first group needs, and the token that closes it
+    state = partial + slot.to(tl.int64) * (LENGTH * 2 * WIDTH) + channel
+    # how many rows of the state the run's first group needs, from which position on, and the token that closes it
     held = tl.load(positions + start) % RATIO
+    oldest = tl.load(positions + start) - held
     closer = start + RATIO - 1 - held
     result = tl.zeros((BLOCK,), tl.float32)
     if position % RATIO == RATIO - 1:
-        result = _pooled(state, k + channel, gate + channel, t, start, inside, RATIO, WIDTH)
+        result = _pooled(state, k + channel, gate + channel, t, position, start, inside, RATIO, LENGTH, WIDTH)
         if t == closer:
             tl.debug_barrier()
             rows = tl.arange(0, TOKENS)
             members = tl.load(starts + rows, mask=rows < T, other=-1) == start
             last = tl.max(tl.where(members, rows, -1), axis=0)
-            for place in range(0, held):
+            for needed in range(0, held):
                 # the last row of the run at this place; none behind the closing token has an earlier one
-                row = last - (tl.load(positions + last) - place) % RATIO
-                _write_part(state, k + channel, gate + channel, row, place, inside & (row > t), RATIO, WIDTH)
+                place = (oldest + needed) % LENGTH
+                row = last - (tl.load(positions + last) - oldest - needed) % LENGTH
+                _write_part(state, k + channel, gate + channel, row, place, inside & (row > t), WIDTH)
     tl.store(pooled + t.to(tl.int64) * WIDTH + channel, result.to(pooled.dtype.element_ty), mask=inside)
-    own_place = position % RATIO
-    own = (t <= closer) | (own_place >= held)
-    written = inside & is_newest(positions, slots, t, T, position, slot, RATIO) & own
-    _write_part(state, k + channel, gate + channel, t, own_place, written, RATIO, WIDTH)
+    own = (position - oldest) % LENGTH >= held
+    written = inside & is_newest(positions, slots, t, T, position, slot, LENGTH) & own
+    _write_part(state, k + channel, gate + channel, t, position % LENGTH, written, WIDTH)
 
 
 @jit
@@ -95,26 +98,28 @@ def _pooled(
     k: tl.tensor,
     gate: tl.tensor,
     t: tl.tensor,
+    position: tl.tensor,
     start: tl.tensor,
     inside: tl.tensor,
     RATIO: tl.constexpr,
+    LENGTH: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
     """f32 [BLOCK] of the group that token t closes."""
     highest = tl.full((inside.shape[0],), float("-inf"), tl.float32)
-    for place in tl.static_range(RATIO):
-        member = t - (RATIO - 1) + place
-        own = member >= start
-        value = _part(gate, state + (RATIO + place) * WIDTH, member, own, inside, WIDTH)
+    for back in tl.static_range(RATIO - 1, -1, -1):
+        own = t - back >= start
+        held = state + (position - back) % LENGTH * (2 * WIDTH)
+        value = _part(gate, held + WIDTH, t - back, own, inside, WIDTH)
         highest = tl.maximum(highest, value)
     total = tl.zeros((inside.shape[0],), tl.float32)
     weighted = tl.zeros((inside.shape[0],), tl.float32)
-    for place in tl.static_range(RATIO):
-        member = t - (RATIO - 1) + place
-        own = member >= start
-        weight = tl.exp(_part(gate, state + (RATIO + place) * WIDTH, member, own, inside, WIDTH) - highest)
+    for back in tl.static_range(RATIO - 1, -1, -1):
+        own = t - back >= start
+        held = state + (position - back) % LENGTH * (2 * WIDTH)
+        weight = tl.exp(_part(gate, held + WIDTH, t - back, own, inside, WIDTH) - highest)
         total += weight
-        weighted += weight * _part(k, state + place * WIDTH, member, own, inside, WIDTH)
+        weighted += weight * _part(k, held, t - back, own, inside, WIDTH)
     return tl.math.div_rn(weighted, total)
 
 
@@ -135,9 +140,8 @@ def _write_part(
     row: tl.tensor,
     place: tl.tensor,
     written: tl.tensor,
-    RATIO: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    offset = row.to(tl.int64) * WIDTH
-    tl.store(state + place * WIDTH, tl.load(k + offset, mask=written, other=0.0), mask=written)
-    tl.store(state + (RATIO + place) * WIDTH, tl.load(gate + offset, mask=written, other=0.0), mask=written)
+    offset, held = row.to(tl.int64) * WIDTH, state + place * (2 * WIDTH)
+    tl.store(held, tl.load(k + offset, mask=written, other=0.0), mask=written)
+    tl.store(held + WIDTH, tl.load(gate + offset, mask=written, other=0.0), mask=written)

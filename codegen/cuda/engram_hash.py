@@ -28,7 +28,7 @@ def kernel(
     target: CudaTarget,
     bounds: Mapping[str, int],
 ) -> CudaKernel:
-    """rows i64 [T, (N − 1) · heads] of ids [T] and history [S, N − 1]."""
+    """rows i64 [T, (N − 1) · heads] of ids [T] and history [S, L]."""
     frame = Frame(op, operands, results, bounds)
     tokens = frame.type_of("ids").shape[0]
     heads = len(op.primes) // (len(op.multipliers) - 1)
@@ -40,6 +40,7 @@ def kernel(
         "OFFSETS": _text(op.offsets),
         "PAD": op.pad,
         "GRAMS": len(op.multipliers),
+        "LENGTH": int(frame.type_of("history").shape[1]),
         "HEADS": heads,
         "BH": power_of_two(heads),
         "BT": block,
@@ -83,6 +84,7 @@ def hash_tokens(
     OFFSETS: tl.constexpr,
     PAD: tl.constexpr,
     GRAMS: tl.constexpr,
+    LENGTH: tl.constexpr,
     HEADS: tl.constexpr,
     BH: tl.constexpr,
     BT: tl.constexpr,
@@ -101,7 +103,7 @@ def hash_tokens(
         cut = cut | (before < 0)
         here = t - back >= start
         token = tl.load(ids + t - back, mask=inside & here, other=0)
-        place = slot * (GRAMS - 1) + tl.maximum(before, 0) % (GRAMS - 1)
+        place = slot * LENGTH + tl.maximum(before, 0) % LENGTH
         old = tl.load(history + place, mask=inside & (before >= 0) & (t - back < start), other=0)
         token = tl.where(here, token, old)
         cut = cut | (token < 0)

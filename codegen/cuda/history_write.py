@@ -25,7 +25,7 @@ def kernel(
     target: CudaTarget,
     bounds: Mapping[str, int],
 ) -> CudaKernel:
-    """ids i32 [T] into history i32 [S, N−1]."""
+    """ids i32 [T] into history i32 [S, L]."""
     frame = Frame(op, operands, results, bounds)
     (tokens,) = frame.type_of("ids").shape
     frame.launch(

@@ -11,6 +11,7 @@ from v41c.ir.ops.engram_hash import EngramHash
 def body(f: Body, op: EngramHash, ids: Term, history: Term, positions: Term, slots: Term, starts: Term) -> Term:
     """In i64; products wrap as they do everywhere."""
     count = len(op.multipliers) - 1
+    length = int(history.shape[1])
     primes = np.array(op.primes, np.int64).reshape(count, -1)
     rows = f.arange(f.Shape(ids))
     cut: Term | None = None
@@ -18,7 +19,7 @@ def body(f: Body, op: EngramHash, ids: Term, history: Term, positions: Term, slo
     parts = []
     for back, multiplier in enumerate(op.multipliers):
         row, position = rows - back, positions.wide - back
-        old = f.GatherND(history, f.stack_last(slots.wide, position % count)).wide
+        old = f.GatherND(history, f.stack_last(slots.wide, position % length)).wide
         token = f.Where(row >= starts.wide, f.Gather(ids, f.Max(row, 0)).wide, old)
         absent = (position < 0) | (token < 0)
         cut = absent if cut is None else cut | absent

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class EngramHash(Op):
     """h_1 = t_0·M_0;  h_i = h_{i−1} xor t_{i−1}·M_{i−1};  out[t, (i, head)] = h_i mod prime + offset, i ≥ 2
 
-    Exact int64. t_k is the compressed id k tokens back: from the step, or from `history` at position mod (N−1). It is
-    `pad` before the sequence's start, at an image token (id −1), and everywhere beyond one.
+    Exact int64. t_k is the compressed id k tokens back: from the step, or from `history` [S, L], a ring by position
+    mod L with L ≥ N−1. It is `pad` before the sequence's start, at an image token (id −1), and everywhere beyond one.
     """
 
     multipliers: tuple[int, ...]
@@ -32,7 +32,9 @@ class EngramHash(Op):
         self.require_dtype("ids", ids, DType.I32)
         self.require_rank("ids", ids, 1)
         self.require_dtype("history", history, DType.I32)
-        self.require_shape("history", history, history.shape[0], len(self.multipliers) - 1)
+        self.require_rank("history", history, 2)
+        length, least = int(history.shape[1]), len(self.multipliers) - 1
+        self.require(length >= least, "history shape", f"a ring of at least {least} rows", length)
         self.require(len(self.primes) == len(self.offsets), "offsets", len(self.primes), len(self.offsets))
         self.require(
             len(self.primes) % (len(self.multipliers) - 1) == 0,
@@ -55,7 +57,7 @@ class EngramHash(Op):
         acc, out = torch.zeros_like(rows), []
         for back in range(grams):
             row, position = rows - back, positions.long() - back
-            old = history[slots.long(), position % (grams - 1)]
+            old = history[slots.long(), position % history.shape[1]]
             token = torch.where(row >= starts, ids[row.clamp_min(0)], old).long()
             cut = cut | (position < 0) | (token < 0)
             acc = acc ^ torch.where(cut, self.pad, token) * self.multipliers[back]
@@ -83,8 +85,10 @@ class EngramHash(Op):
         multipliers = (76632096046245, 4839876093313, 35959672319349, 73987337458391)
         op = cls(multipliers, (41, 43, 47, 53, 59, 61), (0, 41, 84, 131, 184, 243), 2)
         history = ints(5, 9, 11, 3, 99091, 8).view(2, 3)
+        longer = ints(5, 9, 11, 3, 99091, 8, 21, 6, 17, 2).view(2, 5)
         yield Example(op, (ints(7), history, ints(4), ints(1), ints(0)))
         yield Example(op, (ints(7), history, ints(1), ints(0), ints(0)))
+        yield Example(op, (ints(7, 4, 6), longer, ints(6, 30, 31), ints(0, 1, 1), ints(0, 1, 1)))
         yield Example(
             op,
             (

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HistoryWrite(Op):
-    """history[slots[t], positions[t] mod (N−1)] = ids[t], later tokens over earlier ones
+    """history[slots[t], positions[t] mod L] = ids[t], later tokens over earlier ones
 
-    Integer.
+    Integer. L is the length of the ring `history` [S, L].
     """
 
     states: ClassVar[tuple[str, ...]] = ("history",)

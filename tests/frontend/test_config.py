@@ -214,6 +214,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"engram_compressed_vocab_size": 513}, "engram_compressed_vocab_size = 513: expected at most 512 ids"),
     ({"engram_pad_id": 512}, "engram_pad_id = 512: expected a token id in 0..511"),
     ({"dspark_block_size": 0}, "dspark_block_size = 0: expected a positive number"),
+    ({"window_size": 5}, "window_size = 5: expected at least 6, dspark_block_size 5 and the token before"),
     ({"dspark_markov_rank": 0}, "dspark_markov_rank = 0: expected a positive number"),
     ({"dspark_noise_token_id": 512}, "dspark_noise_token_id = 512: expected a token id in 0..511"),
     ({"dspark_target_layer_ids": []}, "dspark_target_layer_ids = []: expected one or more ascending layer numbers"),
