@@ -101,6 +101,23 @@ def draw(probabilities: Probabilities, generator: np.random.Generator) -> int:
     return min(token, int(np.flatnonzero(probabilities)[-1]))
 
 
+@dataclass(frozen=True)
+class Logprobs:
+    """Log probability of a chosen token and of the most probable ones, in the distribution before any filter."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+def logprobs(logits: npt.NDArray[np.floating], token: int, count: int) -> Logprobs:
+    """Of a token and of the `count` most probable ones, ties going to the lower token, for logits [V]."""
+    wide = logits.astype(np.float64)
+    scores = wide - np.max(wide)
+    scores -= np.log(np.exp(scores).sum())
+    most = np.argsort(-scores, kind="stable")[:count]
+    return Logprobs(float(scores[token]), tuple((int(place), float(scores[place])) for place in most))
+
+
 def _require_numbers(logits: npt.NDArray[np.floating]) -> None:
     if np.isfinite(np.max(logits)):  # the maximum is NaN when any logit is
         return

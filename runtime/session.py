@@ -13,6 +13,7 @@ from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine
 from v41c.runtime.device import Observe
 from v41c.runtime.devices import open_device
+from v41c.runtime.schedules import Schedule
 from v41c.runtime.states import Array
 from v41c.runtime.steps import Cuts, Feed, Floats, Ints, Part, Plan, Room, Run, Steps
 
@@ -180,16 +181,14 @@ class Session:
         all_logits: bool = False,
     ) -> Feed:
         """What appends tokens to a sequence, for `advance` to do: arguments and errors as for `prefill`."""
-        mode = self.default_mode if mode is None else mode
-        schedule = schedules.find(mode)
-        reason = schedule.why_not(self.engine)
-        if reason is not None:
-            raise UsageError(f"prefill {mode}: this engine cannot be run that way: {reason}: use full")
-        for name, value in (("replay", replay), ("chunk", chunk)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name}: expected at least 1 token, got {value}")
+        schedule = self._schedule(mode, replay, chunk)
         plan = Plan(self.engine.manifest.window if replay is None else replay, all_logits)
         return Feed(schedule.parts(self._run(tokens, slot), plan), chunk)
+
+    def check(self, tokens: Tokens, *, mode: str | None, replay: int | None, chunk: int | None) -> None:
+        """Raise what `feed` would raise for a sequence that is still empty."""
+        self._schedule(mode, replay, chunk)
+        self._checked(tokens, 0)
 
     def advance(self, parts: Sequence[Part]) -> list[Floats]:
         """One step with room for all parts, at most one of each sequence: logits f32 [R, V] of each part's rows.
@@ -228,8 +227,23 @@ class Session:
             raise ContextError(f"slot: expected 0 to {len(self._lengths) - 1}, got {slot}")
         return slot
 
+    def _schedule(self, mode: str | None, replay: int | None, chunk: int | None) -> Schedule:
+        mode = self.default_mode if mode is None else mode
+        schedule = schedules.find(mode)
+        reason = schedule.why_not(self.engine)
+        if reason is not None:
+            raise UsageError(f"prefill {mode}: this engine cannot be run that way: {reason}: use full")
+        for name, value in (("replay", replay), ("chunk", chunk)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}: expected at least 1 token, got {value}")
+        return schedule
+
     def _run(self, tokens: Tokens, slot: int) -> Run:
         start = self.length(slot)
+        return Run(slot, start, self._checked(tokens, start))
+
+    def _checked(self, tokens: Tokens, start: int) -> Ints:
+        """Token ids i32 [T] that fit behind `start` others; ContextError for what is none or too much."""
         try:
             ids = np.asarray(tokens)
         except ValueError as error:
@@ -251,7 +265,7 @@ class Session:
                 f"prompt: {ids.size} tokens do not fit: the context holds {self.max_context} and {start} are used: "
                 "compile with a larger --max-context or shorten the prompt"
             )
-        return Run(slot, start, ids.astype(np.int32))
+        return ids.astype(np.int32)
 
 
 def _last(run: Run) -> Part:

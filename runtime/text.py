@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,42 @@ class TextStream:
     def finish(self) -> str:
         """What is left: U+FFFD when the last character was never completed."""
         return self._decoder.decode(b"", final=True)
+
+
+class StopStrings:
+    """Text up to the first of some strings, as it comes: what may be the beginning of one is held back.
+
+    `found` once one is there: nothing more comes then.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.found = False
+        self._strings = strings
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The text that is certain to stand before any of the strings."""
+        if self.found:
+            return ""
+        self._held += text
+        ends = [place for string in self._strings if (place := self._held.find(string)) >= 0]
+        self.found = bool(ends)
+        certain = min(ends) if ends else len(self._held) - self._undecided()
+        given, self._held = self._held[:certain], "" if ends else self._held[certain:]
+        return given
+
+    def finish(self) -> str:
+        """What was held back and is no stop string."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _undecided(self) -> int:
+        """Characters at the end of what is held that begin one of the strings."""
+        longest = max(map(len, self._strings), default=1) - 1
+        for count in range(min(longest, len(self._held)), 0, -1):
+            if any(string.startswith(self._held[-count:]) for string in self._strings):
+                return count
+        return 0
 
 
 def read_prompt(path: str | Path) -> str:

@@ -331,7 +331,7 @@ def run(
     to full for prompts up to the window, an approximation beyond it that --replay makes finer.
     """
     from v41c.run import Prompt, run
-    from v41c.runtime.generate import Options
+    from v41c.runtime.request import Options
     from v41c.runtime.sampling import Sampling
 
     if temperature == 0 and (top_p < 1 or top_k or min_p):

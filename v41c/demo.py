@@ -25,7 +25,7 @@ def demo(
     """Tell what is done as it is done, and the text as it comes; the engine's folder."""
     from v41c.frontend.presets import TRAINED_CHECKPOINT
     from v41c.run import Prompt, run
-    from v41c.runtime.generate import Options
+    from v41c.runtime.request import Options
 
     write(f"checkpoint  {TRAINED_CHECKPOINT}\n            a small trained model: 12 layers of width 192, one book\n")
     engine = cache_folder() / f"{TRAINED_CHECKPOINT.name}-{key(TRAINED_CHECKPOINT)}"

@@ -11,7 +11,8 @@ from typing import Any
 
 from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.generate import Generation, Options, Result
+from v41c.runtime.generate import Generation
+from v41c.runtime.request import Options, Result
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text, read_prompt
 

@@ -13,7 +13,8 @@ import pytest
 from tests.runtime.fake_engine import CONTEXT, VOCABULARY, Built, expected, write_engine
 from v41c.errors import ContextError, UsageError
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.generate import Generation, Options, Piece
+from v41c.runtime.generate import Generation
+from v41c.runtime.request import Options, Piece
 from v41c.runtime.sampling import Sampling
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
@@ -131,7 +132,8 @@ def test_generating_imports_neither_torch_nor_a_compiler(built: Built, tmp_path:
     folder = write_engine(built, tmp_path / "toy", tokenizer=SHIPPED.read_bytes())
     script = (
         "import sys; from v41c.runtime.artifact import load; from v41c.runtime.session import Session;"
-        "from v41c.runtime.generate import Generation, Options; from v41c.runtime.text import Text;"
+        "from v41c.runtime.generate import Generation; from v41c.runtime.request import Options;"
+        "from v41c.runtime.text import Text;"
         f"engine = load({str(folder)!r}); list(Generation(Session(engine), [1, 2], Options(2), Text(engine)));"
         "print(*{name.partition('.')[0] for name in sys.modules});"
         "print(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('v41c.')}))"

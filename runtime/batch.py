@@ -1,0 +1,172 @@
+"""A batch: requests that share the steps of a session, joining and leaving between them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from v41c.errors import ContextError, UsageError, V41CError
+from v41c.runtime.request import Piece, Request
+from v41c.runtime.session import Session
+from v41c.runtime.steps import Feed, Floats, Part, Room
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """What a step did for a request: pieces in order, none for one that failed; `request.done` says if it is over."""
+
+    request: Request
+    pieces: list[Piece]
+
+
+@dataclass(eq=False)
+class _Running:
+    """A request in its slot, and what of it is still to be fed."""
+
+    request: Request
+    slot: int
+    feed: Feed
+
+
+class Batch:
+    """Requests of one session, which nobody else uses meanwhile. For one thread.
+
+    A sequence has all the memory it can come to need from the moment it gets a slot; requests without one wait, first
+    come, first served. Each step takes a token of every sequence that decodes, and fills what is left of the token
+    budget with prompts, in order of arrival. A sequence's tokens do not depend on what shares its steps.
+    """
+
+    def __init__(self, session: Session, *, token_budget: int | None = None) -> None:
+        """token_budget: tokens of one step, as many as the engine takes when None. UsageError below one per slot."""
+        if token_budget is not None and token_budget < session.slots:
+            raise UsageError(f"token-budget: expected at least {session.slots}, a token per slot, got {token_budget}")
+        self._session = session
+        self._token_budget = session.room.tokens if token_budget is None else token_budget
+        self._end_tokens = frozenset(session.engine.manifest.eos_tokens)
+        self._waiting: deque[Request] = deque()
+        self._running: list[_Running] = []
+        self._free = list(reversed(range(session.slots)))
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests with a slot."""
+        return len(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._running and not self._waiting
+
+    def add(self, request: Request, *, slot: int | None = None) -> None:
+        """Let a request join. With `slot` it continues the sequence there, at once; else it begins a new one.
+
+        ContextError or UsageError, before any work, as `Session.feed` raises, and for a slot that is not free.
+        """
+        options = request.options
+        if slot is None:
+            self._session.check(request.prompt, mode=options.mode, replay=options.replay, chunk=options.chunk)
+            self._waiting.append(request)
+            return
+        if slot not in self._free:
+            raise ContextError(f"slot: expected one of {self._free} that are free, got {slot}")
+        self._running.append(self._start(request, slot))
+        self._free.remove(slot)
+
+    def cancel(self, request: Request) -> list[Piece]:
+        """Let a request leave, waiting or running; the piece of the text that was held back, if any was."""
+        if request.done:
+            return []
+        if request in self._waiting:
+            self._waiting.remove(request)
+        pieces = request.end("cancelled")
+        self._leave()
+        return pieces
+
+    def step(self) -> list[Event]:
+        """One step for every sequence there is room for: what came of it, by request. Nothing when idle.
+
+        What fails for one sequence alone ends its request with an `error`; a step that fails ends those that it was
+        for.
+        """
+        self._admit()
+        began = time.perf_counter()
+        taken = self._take()
+        if not taken:
+            return []
+        try:
+            logits = self._session.advance([part for _, part in taken])
+        except V41CError as error:
+            events = [_failed(running.request, error) for running, _ in taken]
+        else:
+            events = [self._event(running, rows) for (running, _), rows in zip(taken, logits, strict=True)]
+        seconds = time.perf_counter() - began
+        for (running, _), event in zip(taken, events, strict=True):
+            _account(running.request, event, seconds)
+        self._leave()
+        return events
+
+    def _admit(self) -> None:
+        while self._waiting and self._free:
+            slot = self._free.pop()
+            self._session.reset(slot)
+            self._running.append(self._start(self._waiting.popleft(), slot))
+
+    def _start(self, request: Request, slot: int) -> _Running:
+        options = request.options
+        feed = self._session.feed(
+            request.prompt, slot=slot, mode=options.mode, replay=options.replay, chunk=options.chunk
+        )
+        return _Running(request, slot, feed)
+
+    def _take(self) -> list[tuple[_Running, Part]]:
+        """What the next step does: sequences that decode come first, the others in order of arrival."""
+        most = self._session.room
+        room = Room(min(self._token_budget, most.tokens), most.rows)
+        taken = []
+        for running in sorted(self._running, key=lambda running: not running.request.decoding):
+            part = running.feed.take(room)
+            if part is not None:
+                room = room.after(part)
+                taken.append((running, part))
+        return taken
+
+    def _event(self, running: _Running, logits: Floats) -> Event:
+        """What logits f32 [R, V] of a part mean: nothing before the prompt's last token, else the next token."""
+        request = running.request
+        if not len(logits):
+            return Event(request, [])
+        full = self._session.length(running.slot) == self._session.max_context
+        try:
+            pieces = request.choose(logits[-1], self._end_tokens, full=full)
+        except V41CError as error:
+            return _failed(request, error)
+        if not request.done:
+            running.feed = self._session.feed(request.result.tokens[-1:], slot=running.slot, mode="decode")
+        return Event(request, pieces)
+
+    def _leave(self) -> None:
+        """Free the slots of requests that are done; their sequences stay until others need the place."""
+        self._free += [running.slot for running in self._running if running.request.done]
+        self._running = [running for running in self._running if not running.request.done]
+
+
+def _failed(request: Request, error: V41CError) -> Event:
+    request.error = error
+    return Event(request, [])
+
+
+def _account(request: Request, event: Event, seconds: float) -> None:
+    """Add a step's time to the phase it belonged to."""
+    result = request.result
+    decoded = len(result.tokens) - sum(piece.token is not None for piece in event.pieces)
+    if decoded:
+        result.decode_steps += 1
+        result.decode_seconds += seconds
+    else:
+        result.prefill_seconds += seconds
