@@ -97,7 +97,7 @@ class CpuDevice:
         self._arena = aligned_bytes(size, "activations")
         self._programs = Programs(engine)
         self._prepared: dict[tuple[str, int], _Prepared] = {}
-        self._room_of = _rooms_of_carried(engine)
+        self._room_of = _rooms_of_carried(engine, self._programs.fed)
         self._carried: dict[str, Array] = {}
 
     @property
@@ -131,7 +131,7 @@ class CpuDevice:
         if read is None:
             return dict(prepared.outputs)
         # the arena is one for all graphs: what the next one shall find must leave it
-        for name in prepared.outputs.keys() - read:
+        for name in self._programs.fed.intersection(prepared.outputs).difference(read):
             view = prepared.outputs[name]
             self._carried[name] = self._room_of[name][: len(view)]
             self._carried[name][...] = view
@@ -194,14 +194,14 @@ class CpuDevice:
             )
 
 
-def _rooms_of_carried(engine: Engine) -> dict[str, Array]:
-    """Memory for the outputs of the widest programs that another graph may read, by name: those of every token."""
+def _rooms_of_carried(engine: Engine, fed: frozenset[str]) -> dict[str, Array]:
+    """Memory for the outputs of the widest programs that other graphs take in, by name."""
     widest = {program.graph: program for program in sorted(engine.manifest.programs, key=lambda p: p.max_tokens)}
     rooms: dict[str, Array] = {}
-    for program in (widest[graph] for graph in widest if graph != "draft"):
+    for program in widest.values():
         dims = {"T": program.max_tokens}
         for value in (program.values[index] for index in program.outputs):
-            if value.shape[:1] == ["T"]:
+            if value.name in fed:
                 memory = aligned_bytes(extent_bytes(value, dims), f"value {value.name}")
                 rooms[value.name] = memory.view(NUMPY[value.dtype]).reshape(bind(value.shape, dims))
     return rooms

@@ -109,7 +109,7 @@ class CudaDevice:
         for value in (program.values[index] for index in program.outputs):
             if read is None or value.name in read:
                 found[value.name] = self._download(value, prepared.dims)
-            else:
+            elif value.name in self._programs.fed:
                 self._carry(program, value, prepared.dims)
         return found
 

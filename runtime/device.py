@@ -49,9 +49,9 @@ class Device(Protocol):
         `inputs` holds `positions` [T], `rows` [R] where the graph wants it, and whatever else the graph declares, in
         the declared dtypes (bf16 as uint16); more does no harm. Only outputs in `read` are given back, all of them when
         it is None: the others stay where they are, and their first rows are the inputs of that name of the graphs that
-        run next. The smallest program with room for T tokens runs. States change in place. With `observe`, commands run
-        one by one and every result is copied and shown as soon as it is there, and may be replaced. ContextError for
-        inputs that do not fit the graph.
+        run next, where one has such an input. The smallest program with room for T tokens runs. States change in place.
+        With `observe`, commands run one by one and every result is copied and shown as soon as it is there, and may be
+        replaced. ContextError for inputs that do not fit the graph.
         """
 
     def room(self, graph: str) -> tuple[int, int]:
@@ -76,6 +76,8 @@ class Programs:
     def __init__(self, engine: Engine) -> None:
         self._path = engine.path
         self._programs = {name: engine.programs(name) for name in {p.graph for p in engine.manifest.programs}}
+        #: names of everything that some graph takes in
+        self.fed = frozenset(p.values[index].name for p in engine.manifest.programs for index in p.inputs)
 
     def room(self, graph: str) -> tuple[int, int]:
         """As `Device.room`."""

@@ -22,11 +22,11 @@ Tokens = Sequence[int] | npt.NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """Proposals for what follows a token: drafts i32 [B], logits f32 [B, V], confidence logits f32 [B]."""
+    """Proposals for what follows a token: drafts i32 [B], confidence logits f32 [B], logits f32 [B, V] if wanted."""
 
     drafts: Ints
-    logits: Floats
     confidence: Floats
+    logits: Floats
 
 
 class Session:
@@ -48,7 +48,7 @@ class Session:
     ) -> None:
         """Memory for `slots` sequences of up to `max_context` tokens (the engine's limit when None).
 
-        drafting: keep the draft head's context, so that `draft` can be called. observe: see `Device.execute`.
+        drafting: see `drafting`. observe: see `Device.execute`.
         threads: of every session of this engine, one per processor at first.
         poison: fill memory that no token has written with NaN. ContextError when the engine has no such room.
         """
@@ -59,15 +59,28 @@ class Session:
                 raise ContextError(f"{name}: expected 1 to {most}, what the engine was compiled for, got {value}")
         if threads is not None and threads < 1:
             raise UsageError(f"threads: expected at least 1, got {threads}")
-        if drafting and not engine.programs("draft"):
-            raise ContextError(f"{engine.path}: this engine has no draft head")
         engine.require_weights()
         self.engine = engine
         self.max_context = context
         self._device = open_device(engine, slots, context, threads=threads, poison=poison)
-        self._steps = Steps(engine, self._device, slots, drafting=drafting, observe=observe)
-        self._drafting = drafting
+        self._steps = Steps(engine, self._device, slots, observe=observe)
+        self.drafting = drafting
         self._lengths: list[int | None] = [0] * slots
+
+    @property
+    def drafting(self) -> bool:
+        """Whether decoder steps keep up the draft head's context, for `draft` to look at.
+
+        It may be set between steps: drafts look no further back than to where it was set last, which makes them worse
+        but not wrong. ContextError when the engine has no draft head.
+        """
+        return self._steps.drafting
+
+    @drafting.setter
+    def drafting(self, value: bool) -> None:
+        if value and not self.engine.programs("draft"):
+            raise ContextError(f"{self.engine.path}: this engine has no draft head")
+        self._steps.drafting = value
 
     @property
     def evaluated(self) -> Mapping[str, int]:
@@ -105,6 +118,7 @@ class Session:
         """Forget a sequence."""
         self._device.clear(self._slot(slot))
         self._steps.cuts[slot] = Cuts()
+        self._steps.contexts[slot] = range(0)
         self._lengths[slot] = 0
 
     def prefill(
@@ -202,16 +216,31 @@ class Session:
             self._lengths[part.run.slot] = part.run.end if part.decoded else None
         return logits
 
-    def draft(self, token: int, *, slot: int = 0) -> Draft:
-        """Proposals for what follows `token`, the next of the sequence, which is not appended."""
+    def draft(self, tokens: Mapping[int, int], *, logits: bool = False) -> dict[int, Draft]:
+        """Proposals, by slot, for what follows the next token of each sequence; nothing is appended.
+
+        `logits`: give those of the drafts as well. UsageError unless `drafting`; ContextError as for `step`.
+        """
         manifest = self.engine.manifest
-        if not self._drafting or manifest.draft_noise_token is None:
+        block, noise = manifest.draft_block, manifest.draft_noise_token
+        if not self.drafting or noise is None:
             raise UsageError("draft: open the session with drafting=True")
-        run = self._run([token], slot)
-        block = np.full(manifest.draft_block, manifest.draft_noise_token, np.int32)
-        block[0] = token
-        outputs = self._steps.draft(Run(slot, run.start, block))
-        return Draft(outputs["drafts"].copy(), outputs["logits"].copy(), outputs["confidence"].flatten())
+        runs = []
+        for slot, token in tokens.items():
+            run = self._run([token], slot)
+            runs.append(Run(slot, run.start, np.concatenate([run.tokens, np.full(block - 1, noise, np.int32)])))
+        read = ("drafts", "confidence", *["logits"] * logits)
+        drafts: dict[int, Draft] = {}
+        most = self._device.room("draft")[0] // block
+        for begin in range(0, len(runs), most):
+            some = runs[begin : begin + most]
+            outputs = self._steps.draft(some, read)
+            shaped = [outputs[name].reshape(len(some), block, -1).copy() for name in read]
+            for number, run in enumerate(some):
+                found, confidence, *rest = (array[number] for array in shaped)
+                none = np.empty((0, manifest.vocabulary), np.float32)
+                drafts[run.slot] = Draft(found[:, 0], confidence[:, 0], rest[0] if rest else none)
+        return drafts
 
     def _append(self, feed: Feed) -> Floats:
         """Logits f32 [R, V] of all rows of a feed, step after step."""

@@ -137,8 +137,8 @@ class Plan:
 class Steps:
     """The graphs of an engine on one device, with what they must remember of each slot.
 
-    `cuts[slot]`: see `Cuts`. `evaluated`: tokens each graph has been run on. With `drafting`, the draft head's context
-    follows every decoder step.
+    `cuts[slot]`: see `Cuts`. `evaluated`: tokens each graph has been run on. `drafting`: whether decoder steps write
+    the draft head's context; `contexts[slot]`: positions, the latest without a gap, for which they did.
     """
 
     def __init__(
@@ -148,8 +148,9 @@ class Steps:
         self.cuts = [Cuts() for _ in range(slots)]
         self.evaluated = dict.fromkeys(sorted({program.graph for program in engine.manifest.programs}), 0)
         self.observe = observe
+        self.drafting = drafting
+        self.contexts = [range(0)] * slots
         self._device = device
-        self._drafting = drafting
 
     @property
     def split(self) -> bool:
@@ -160,7 +161,7 @@ class Steps:
     def room(self) -> Room:
         """What fits into one step."""
         graphs = ["encoder", "decoder"] if self.split else ["model"]
-        rooms = [self._device.room(graph) for graph in [*graphs, *["draft_context"] * self._drafting]]
+        rooms = [self._device.room(graph) for graph in [*graphs, *["draft_context"] * self.drafting]]
         return Room(min(tokens for tokens, _ in rooms), rooms[len(graphs) - 1][1])
 
     def forward(self, parts: Sequence[Part]) -> list[Floats]:
@@ -180,9 +181,13 @@ class Steps:
         found = self._finish(decoded) if decoded else np.empty((0, self.engine.manifest.vocabulary), np.float32)
         return np.split(found, np.cumsum([len(part.rows) for part in parts])[:-1])
 
-    def draft(self, run: Run) -> dict[str, Array]:
-        """Outputs of the draft head for a block of tokens of which the first is accepted: views until the next call."""
-        return self._execute("draft", self._decoder_inputs([run]))
+    def draft(self, runs: Sequence[Run], read: Collection[str]) -> dict[str, Array]:
+        """Some outputs of the draft head for blocks of tokens, of each of which the first is accepted.
+
+        Views until the next call; rows as in the flattened blocks.
+        """
+        first = _per_token([self._context_start(run) for run in runs], runs)
+        return self._execute("draft", {**_inputs(runs), "first": first}, read)
 
     def _finish(self, parts: Sequence[Part]) -> Floats:
         """Logits f32 [R, V] of the rows of all parts, from the last graph of the model."""
@@ -192,9 +197,16 @@ class Steps:
         rows = _flat([part.rows + begin for part, begin in zip(parts, begins[:-1], strict=True)])
         outputs = self._execute("decoder" if self.split else "model", {**inputs, "rows": rows}, ("logits",))
         logits: Floats = outputs["logits"].copy()
-        if self._drafting:
+        if self.drafting:
             self._execute("draft_context", inputs, ())
+            for run in runs:
+                self.contexts[run.slot] = range(self._context_start(run), run.end)
         return logits
+
+    def _context_start(self, run: Run) -> int:
+        """Where the draft head's context begins that reaches up to a run; the run's own start when there is none."""
+        context = self.contexts[run.slot]
+        return context.start if context.start <= run.start <= context.stop else run.start
 
     def _decoder_inputs(self, runs: Sequence[Run]) -> dict[str, Array]:
         return {**_inputs(runs), "first": _per_token([self.cuts[run.slot].decoder for run in runs], runs)}

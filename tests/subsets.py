@@ -37,6 +37,6 @@ class Subsets:
         session = Session(engine, drafting=True, poison=True)
         found = {"chunks": session.prefill_all(tokens[:41], mode="full")}
         found["single"] = np.stack([session.decode(int(token)) for token in tokens[41:59]])
-        found["draft"] = session.draft(7).logits
+        found["draft"] = session.draft({0: 7}, logits=True)[0].logits
         found["behind"] = session.prefill_all(tokens[59:], mode="full")
         return found | {name: array.copy() for name, array in session.states.items()}

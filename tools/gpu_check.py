@@ -66,7 +66,7 @@ session = Session(load(sys.argv[1]), drafting=True, poison=True)
 session.prefill(range(5, 45))
 for token in (7, 8, 9):
     session.decode(token)
-session.draft(10)
+session.draft({0: 10})
 print("generated")
 """
 COMPILATION = """

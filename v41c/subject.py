@@ -273,7 +273,7 @@ class EngineSubject:
 
     def draft(self, token: int, look: Look) -> Drafted:
         """The draft block for the next token."""
-        draft = self._open(look).draft(token)
+        draft = self._open(look).draft({0: token}, logits=True)[0]
         return Drafted(draft.logits, draft.drafts, draft.confidence.reshape(-1))
 
     def _open(self, look: Look) -> Session:

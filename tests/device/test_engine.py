@@ -87,7 +87,7 @@ def steps(session: Session) -> list[Array]:
     made = [session.prefill_all(np.arange(5, 105), mode="full"), session.prefill_all(np.array(PROMPT[1:]))]
     assert len(PROMPT) <= RECORDED_TOKENS
     for token in (7, 8, 9, 7):
-        made += [session.decode(token), session.draft(token).logits]
+        made += [session.decode(token), session.draft({0: token}, logits=True)[0].logits]
     session.reset()
     return [*made, session.prefill(np.arange(5, 105)), session.decode(7)]
 

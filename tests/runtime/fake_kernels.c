@@ -144,9 +144,11 @@ KERNEL(draft_context, "PPPPI") {
 // tokens, positions, slots, first, window, logits f32[T,31], drafts i32[T], confidence f32[T], T
 KERNEL(draft, "PPPPPPPPI") {
   const int32_t *positions = POINTER(int32_t, 1), *slots = POINTER(int32_t, 2), *first = POINTER(int32_t, 3);
+  int32_t begin = 0;
   for (int64_t t = 0; t < INTEGER(8); ++t) {
     uint32_t h = (uint32_t)POINTER(int32_t, 0)[t];
-    for (int32_t p = positions[0] - WINDOW; p < positions[0]; ++p)
+    if (t == 0 || slots[t] != slots[t - 1]) begin = positions[t];
+    for (int32_t p = begin - WINDOW; p < begin; ++p)
       if (p >= 0 && p >= first[t]) h = mix(h, POINTER(uint32_t, 4)[slots[t] * WINDOW + p % WINDOW]);
     for (uint32_t v = 0; v < VOCABULARY; ++v)
       POINTER(float, 5)[t * VOCABULARY + v] = (float)(mix(h, v) % 1000u) / 8.0f;

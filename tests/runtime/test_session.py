@@ -214,20 +214,54 @@ def test_drafts_follow_the_context_of_every_decoded_token(engine: Engine, mode: 
     hidden = expected(TOKENS, [(start, CONTEXT, start)]).hidden
     session.prefill(TOKENS[:length], mode=mode)
     for position in range(length, length + 3):
-        draft = session.draft(TOKENS[position])
+        draft = session.draft({0: TOKENS[position]})[0]
         assert draft.drafts.tolist() == expected_draft(hidden, TOKENS[position], position, start)
-        assert draft.logits.shape == (BLOCK, VOCABULARY)
-        assert draft.confidence.shape == (BLOCK,)
+        assert (draft.logits.shape, draft.confidence.shape) == ((0, VOCABULARY), (BLOCK,))
+        assert session.draft({0: TOKENS[position]}, logits=True)[0].logits.shape == (BLOCK, VOCABULARY)
         session.decode(TOKENS[position])
     assert session.length() == length + 3
 
 
+def test_sequences_draft_together_and_do_not_see_each_other(engine: Engine) -> None:
+    session = Session(engine, slots=SLOTS, drafting=True, poison=True)
+    lengths = {2: 9, 0: 1, 1: 14}
+    for slot, length in lengths.items():
+        session.prefill(TOKENS[slot : slot + length], slot=slot, mode="full")
+    # blocks of 3 in a graph of 8 tokens: two sequences in the first execution, one in the second
+    drafts = session.draft({slot: TOKENS[slot + length] for slot, length in lengths.items()})
+    assert session.evaluated["draft"] == SLOTS * BLOCK
+    assert list(drafts) == list(lengths)
+    for slot, length in lengths.items():
+        tokens = TOKENS[slot : slot + length + 1]
+        hidden = expected(tokens, [(0, length, 0)]).hidden
+        assert drafts[slot].drafts.tolist() == expected_draft(hidden, tokens[-1], length, 0)
+
+
+def test_drafts_look_no_further_back_than_the_context_that_was_kept_up(engine: Engine) -> None:
+    session = Session(engine, drafting=True, poison=True)
+    hidden = expected(TOKENS, [(0, CONTEXT, 0)]).hidden
+    session.prefill(TOKENS[:20], mode="full")
+    session.drafting = False
+    session.step({0: TOKENS[20:25]})
+    with pytest.raises(UsageError, match="draft: open the session with drafting=True"):
+        session.draft({0: 1})
+    session.drafting = True
+    for position in range(25, 32):
+        assert session.draft({0: 3})[0].drafts.tolist() == expected_draft(hidden, 3, position, max(25, position - 4))
+        session.decode(TOKENS[position])
+    session.reset()
+    session.prefill(TOKENS[:2], mode="full")
+    assert session.draft({0: 3})[0].drafts.tolist() == expected_draft(hidden, 3, 2, 0)
+
+
 def test_drafting_must_be_asked_for_and_compiled_in(engine: Engine, built: Built, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="draft: open the session with drafting=True"):
-        Session(engine).draft(1)
+        Session(engine).draft({0: 1})
     plain = load(write_engine(built, tmp_path / "plain", graphs=["encoder", "decoder"]))
     with pytest.raises(ContextError, match="plain: this engine has no draft head"):
         Session(plain, drafting=True)
+    with pytest.raises(ContextError, match="plain: this engine has no draft head"):
+        Session(plain).drafting = True
 
 
 def test_observing_shows_every_result_and_changes_none(engine: Engine) -> None:

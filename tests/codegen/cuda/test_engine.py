@@ -74,7 +74,7 @@ def test_every_pointer_lies_in_its_buffer(engines: tuple[Engine, Engine], monkey
     session.prefill(np.arange(5, 30), mode="ced")
     for token in (7, 8, 9):
         session.decode(token)
-    session.draft(10)
+    session.draft({0: 10})
     assert {program.graph for program, _ in ran} == {"encoder", "decoder", "draft_context", "draft"}
     asked = iter(driver.launched)
     for command, launch in expected_launches(manifest, ran):
