@@ -58,8 +58,8 @@ class PrefixStore:
         self.folder = Path(folder)
         self.kinds = row_kinds(manifest)
         self._format = Format(hashlib.sha256(encode(manifest)).digest(), self.kinds)
-        self.alignment = math.lcm(*(kind.ratio for kind in self.kinds))
-        self._block = max(1, BLOCK_TOKENS // self.alignment) * self.alignment
+        self._alignment = math.lcm(*(kind.ratio for kind in self.kinds))
+        self._block = max(1, BLOCK_TOKENS // self._alignment) * self._alignment
         self._limit_bytes = limit_bytes
         self._known: dict[str, Entry | None] = {}
         self._warned = False
@@ -71,9 +71,13 @@ class PrefixStore:
         except OSError as error:
             self._cannot_keep(error)
 
+    def aligned(self, tokens: int) -> int:
+        """How many of a sequence's first tokens leave no group open, of any ratio."""
+        return tokens // self._alignment * self._alignment
+
     def find(self, tokens: Ints) -> Prefix:
         """The longest prefix of the tokens i32 [N] that is kept: a multiple of the ratios, and at least one is left."""
-        usable = self._aligned(len(tokens) - 1)
+        usable = self.aligned(len(tokens) - 1)
         children = self._children()
         entries: list[Entry] = []
         parent, length = self._format.engine, 0
@@ -92,7 +96,7 @@ class PrefixStore:
     def load(self, prefix: Prefix, put: Put) -> int:
         """Hand out the rows of a prefix; how many tokens they are of: fewer if an entry is gone or damaged by now."""
         begin = 0
-        for entry in prefix.entries:
+        for entry in prefix.entries[: -(-prefix.length // self._block)]:
             content = self._content(entry)
             if content is None:
                 break
@@ -105,7 +109,7 @@ class PrefixStore:
 
     def save(self, tokens: Ints, read: Read) -> None:
         """Keep the global rows of a sequence's tokens i32 [N], all of them fed, as far as no group is open."""
-        aligned = self._aligned(len(tokens))
+        aligned = self.aligned(len(tokens))
         children = self._children()
         chain: list[Entry] = []
         missing: list[tuple[int, Entry]] = []
@@ -125,9 +129,6 @@ class PrefixStore:
             if not self._write(entry, begin, read):
                 break
         self._touch(chain)
-
-    def _aligned(self, tokens: int) -> int:
-        return tokens // self.alignment * self.alignment
 
     def _children(self) -> dict[bytes, list[str]]:
         """Names of entries by their parent."""
@@ -154,7 +155,7 @@ class PrefixStore:
             return wanted, len(wanted.tokens)
         best: tuple[Entry | None, int] = (None, 0)
         for entry in map(self._entry, names):
-            shared = self._aligned(_shared(entry.tokens, wanted.tokens)) if entry else 0
+            shared = self.aligned(_shared(entry.tokens, wanted.tokens)) if entry else 0
             if shared > best[1]:
                 best = entry, shared
         return best

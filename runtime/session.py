@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,19 @@ class Draft:
     drafts: Ints
     confidence: Floats
     logits: Floats
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a sequence stands, beside the rows of its states.
+
+    length: tokens that it holds. kept: see `Run`. cuts: see `Cuts`. context: positions of the draft head's context.
+    """
+
+    length: int
+    kept: int = 0
+    cuts: Cuts = field(default_factory=Cuts)
+    context: range = range(0)
 
 
 class Session:
@@ -66,6 +79,7 @@ class Session:
         self._steps = Steps(engine, self._device, slots, observe=observe)
         self.drafting = drafting
         self._lengths: list[int | None] = [0] * slots
+        self._kept = [0] * slots
 
     @property
     def drafting(self) -> bool:
@@ -117,9 +131,27 @@ class Session:
     def reset(self, slot: int = 0) -> None:
         """Forget a sequence."""
         self._device.clear(self._slot(slot))
-        self._steps.cuts[slot] = Cuts()
-        self._steps.contexts[slot] = range(0)
-        self._lengths[slot] = 0
+        self.resume(Standing(0), slot=slot)
+
+    def standing(self, slot: int = 0) -> Standing:
+        """Where a sequence stands: with the rows of its states, all that there is of it."""
+        length = self.length(slot)
+        return Standing(length, self._kept[slot], self._steps.cuts[slot], self._steps.contexts[slot])
+
+    def resume(self, standing: Standing, *, slot: int = 0) -> None:
+        """Let a sequence, whose rows are in their states by now, go on from where it stood."""
+        self._lengths[self._slot(slot)] = standing.length
+        self._kept[slot] = standing.kept
+        self._steps.cuts[slot] = standing.cuts
+        self._steps.contexts[slot] = standing.context
+
+    def rows(self, name: str, slot: int, begin: int, end: int) -> Array:
+        """Rows begin … end − 1 of one sequence's state, copied."""
+        return self._device.rows(name, self._slot(slot), begin, end)
+
+    def put_rows(self, name: str, slot: int, begin: int, rows: Array) -> None:
+        """Put what `rows` gave into a state, as its rows from `begin` on."""
+        self._device.put_rows(name, self._slot(slot), begin, rows)
 
     def prefill(
         self,
@@ -269,7 +301,7 @@ class Session:
 
     def _run(self, tokens: Tokens, slot: int) -> Run:
         start = self.length(slot)
-        return Run(slot, start, self._checked(tokens, start))
+        return Run(slot, start, self._checked(tokens, start), self._kept[slot])
 
     def _checked(self, tokens: Tokens, start: int) -> Ints:
         """Token ids i32 [T] that fit behind `start` others; ContextError for what is none or too much."""
