@@ -120,6 +120,9 @@ class _Check:
             where = f"state {state.name}"
             self.typed(where, state, self.dims)
             self.require(state.shape[:1] == ["S"], where, "a leading dimension S", state.shape)
+            length = state.shape[1] if len(state.shape) > 1 else 0
+            counted = length != "S" if isinstance(length, str) else length >= 1
+            self.require(counted, where, "rows by position along axis 1", state.shape)
 
     def typed(self, where: str, entry: BufferEntry | StateEntry, dims: Mapping[str, int]) -> None:
         self.require(entry.dtype in ITEM_BYTES, where, f"a dtype of {', '.join(ITEM_BYTES)}", entry.dtype)
@@ -149,10 +152,18 @@ class _Check:
             block, noise = self.manifest.draft_block, self.manifest.draft_noise_token
             fits = noise is not None and 1 <= block <= widest["draft"].max_tokens
             self.require(fits, "draft", "a noise token and a block that one step takes", f"{noise} and {block}")
+            self.rings(block + 1)
         for graph, program in widest.items():
             self.require(graph in FED_BY, "programs", f"graphs of {', '.join(FED_BY)}", graph)
             self.inputs(program, widest)
             self.outputs(program)
+
+    def rings(self, verified: int) -> None:
+        """What one verification writes can be taken back: no token of it writes over another one's row."""
+        for state in self.manifest.states:
+            length = state.shape[1]
+            long = isinstance(length, str) or length >= verified
+            self.require(long, f"state {state.name}", f"at least {verified} rows, those of a verification", length)
 
     def program(self, program: Program) -> None:
         where = f"graph {program.graph} for {program.max_tokens} tokens"

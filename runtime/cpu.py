@@ -15,6 +15,7 @@ from v41c.manifest import BufferEntry, Program
 from v41c.runtime.artifact import Engine
 from v41c.runtime.bounds import bind, extent_bytes
 from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows
+from v41c.runtime.journal import Journal
 from v41c.runtime.states import NUMPY, Array, States, aligned_bytes
 
 # A packed argument of a compiled function (TVMFFIAny): what it is, and an integer or an address.
@@ -22,6 +23,8 @@ _ARGUMENT = np.dtype([("type", np.int32), ("padding", np.uint32), ("value", np.i
 _INTEGER, _POINTER = 1, 4
 # One entry of the command list that v41c_run walks.
 _COMMAND = np.dtype([("function", np.uint64), ("arguments", np.uint64), ("count", np.int64)])
+# One entry of the list of states that v41c_copy_rows walks: addresses of slot 0, bytes, rows and tokens.
+_ROWS = np.dtype([(name, np.int64) for name in ("state", "journal", "row_bytes", "length", "ratio")])
 
 
 class Library:
@@ -33,6 +36,7 @@ class Library:
         try:
             self._library = _open(self.path.resolve())
             self._run = self._library.v41c_run
+            self._copy_rows = self._library.v41c_copy_rows
             self._set_threads = self._library.v41c_set_threads
             self._last_error = self._library.v41c_last_error
         except (OSError, AttributeError) as error:
@@ -41,6 +45,8 @@ class Library:
             ) from error
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self._run.restype = ctypes.c_int64
+        self._copy_rows.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 6, ctypes.c_int32]
+        self._copy_rows.restype = None
         self._set_threads.argtypes = [ctypes.c_int32]
         self._set_threads.restype = ctypes.c_int32
         self._last_error.argtypes = []
@@ -69,6 +75,12 @@ class Library:
         """Run commands in order: 0, or the number (from 1) of the first that failed. Other threads run meanwhile."""
         return int(self._run(address, count))
 
+    def copy_rows(
+        self, address: int, count: int, journal_bytes: int, slot: int, span: range, begin: int, *, back: bool
+    ) -> None:
+        """Copy rows of `count` states to the journal or back: see `Rows.pieces`, of which this is the whole."""
+        self._copy_rows(address, count, journal_bytes, slot, span.start, span.stop, begin, back)
+
 
 def _open(path: Path) -> ctypes.CDLL:
     """The library in a file as it is now.
@@ -85,8 +97,11 @@ def _open(path: Path) -> ctypes.CDLL:
 class CpuDevice:
     """Runs the graphs of one engine on one set of states. Not for concurrent use: every step writes the same arena."""
 
-    def __init__(self, engine: Engine, states: States, *, threads: int | None = None) -> None:
-        """Map the kernels and take memory for activations; threads: see `Library.set_threads`, None leaves them."""
+    def __init__(self, engine: Engine, states: States, *, threads: int | None = None, saved_tokens: int = 0) -> None:
+        """Map the kernels and take memory for activations, and to `save` up to `saved_tokens` tokens of each slot.
+
+        threads: see `Library.set_threads`, None leaves them.
+        """
         engine.require_weights()
         self._engine = engine
         self._states = states
@@ -99,11 +114,15 @@ class CpuDevice:
         self._prepared: dict[tuple[str, int], _Prepared] = {}
         self._room_of = _rooms_of_carried(engine, self._programs.fed)
         self._carried: dict[str, Array] = {}
+        self._journal = Journal(engine.manifest, states.dims, saved_tokens)
+        self._saved = aligned_bytes(self._journal.size_bytes, "journal")
+        self._rows = self._list_rows()
 
     @property
     def memory_bytes(self) -> int:
         """As `Device.memory_bytes`; weights are mapped from the engine's file."""
-        return self._states.size_bytes + self._arena.nbytes + sum(room.nbytes for room in self._room_of.values())
+        rooms = [self._arena, self._saved, *self._room_of.values()]
+        return self._states.size_bytes + sum(room.nbytes for room in rooms)
 
     def execute(
         self,
@@ -158,6 +177,35 @@ class CpuDevice:
         view = self._view(name, slot, begin, begin + len(array))
         require_fit(f"state {name}", view, array)
         view[...] = array
+
+    def save(self, slot: int, begin: int, end: int) -> None:
+        """As `Device.save`."""
+        self._copy_rows(slot, self._journal.begin(slot, begin, end), begin, back=False)
+
+    def restore(self, slot: int, begin: int) -> None:
+        """As `Device.restore`."""
+        self._copy_rows(slot, self._journal.span(slot, begin), begin, back=True)
+
+    def _copy_rows(self, slot: int, span: range, begin: int, *, back: bool) -> None:
+        rows = self._rows
+        slot_bytes = self._journal.slot_bytes
+        self._library.copy_rows(rows.ctypes.data, len(rows), slot_bytes, slot, span, begin, back=back)
+
+    def _list_rows(self) -> npt.NDArray[np.void]:
+        saved = self._saved.ctypes.data
+        return np.array(
+            [
+                (
+                    self._states.arrays[rows.name].ctypes.data,
+                    saved + rows.offset,
+                    rows.row_bytes,
+                    rows.length,
+                    rows.ratio,
+                )
+                for rows in self._journal.rows
+            ],
+            _ROWS,
+        )
 
     def _view(self, name: str, slot: int, begin: int, end: int) -> Array:
         rows: Array = self._states.arrays[name][slot]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from v41c.manifest import BufferEntry, Command, LaunchEntry, Program, StateEntry
 from v41c.runtime.artifact import Engine
 from v41c.runtime.bounds import bind, extent_bytes
 from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows
+from v41c.runtime.journal import Journal
 from v41c.runtime.states import NUMPY, Array
 
 #: programs for so many tokens are replayed as one recording: decode steps and verifications, which come in few sizes
@@ -49,8 +50,20 @@ class CudaDevice:
     Weights are copied to the GPU. Tables that are read by rows stay in pinned host memory when they do not fit.
     """
 
-    def __init__(self, engine: Engine, driver: Driver, slots: int, max_context: int, *, poison: bool = False) -> None:
-        """Load kernels and take memory; with `poison`, states are full of NaN bytes. DeviceError for another GPU."""
+    def __init__(
+        self,
+        engine: Engine,
+        driver: Driver,
+        slots: int,
+        max_context: int,
+        *,
+        poison: bool = False,
+        saved_tokens: int = 0,
+    ) -> None:
+        """Load kernels and take memory, also to `save` up to `saved_tokens` tokens of each slot.
+
+        With `poison`, states are full of NaN bytes. DeviceError for another GPU.
+        """
         engine.require_weights()
         manifest = engine.manifest
         if driver.capability != manifest.cuda_capability:
@@ -63,9 +76,11 @@ class CudaDevice:
         self._poison = poison
         self._dims = {"S": slots, **capacities(manifest.dims, max_context)}
         self._sizes = {state.name: extent_bytes(state, self._dims) for state in manifest.states}
+        self._journal = Journal(manifest, self._dims, saved_tokens)
         self._arena_bytes = max(program.arena_bytes for program in manifest.programs)
         self._weights = _place_weights(engine, driver, self.memory_bytes)
         self._arena = driver.allocate(self._arena_bytes, "activations")
+        self._saved = driver.allocate(self._journal.size_bytes, "journal")
         self._counters = driver.allocate(manifest.counter_bytes, "counters")
         driver.fill(self._counters, 0, manifest.counter_bytes)
         self._states = {name: driver.allocate(size, f"state {name}") for name, size in self._sizes.items()}
@@ -82,7 +97,8 @@ class CudaDevice:
     @property
     def memory_bytes(self) -> int:
         """As `Device.memory_bytes`: of the GPU."""
-        return sum(self._sizes.values()) + self._arena_bytes + self._engine.manifest.counter_bytes
+        states, counters = sum(self._sizes.values()), self._engine.manifest.counter_bytes
+        return states + self._journal.size_bytes + self._arena_bytes + counters
 
     def execute(
         self,
@@ -144,6 +160,24 @@ class CudaDevice:
         view: Array = np.empty((end - begin, *bind(entry.shape[2:], self._dims)), NUMPY[entry.dtype])
         require_fit(f"state {name}", view, array)
         self._driver.upload(self._address_of_row(entry, slot, begin, end), np.ascontiguousarray(array))
+
+    def save(self, slot: int, begin: int, end: int) -> None:
+        """As `Device.save`."""
+        for state, journal, size in self._pieces(slot, self._journal.begin(slot, begin, end), begin):
+            self._driver.copy(journal, state, size)
+
+    def restore(self, slot: int, begin: int) -> None:
+        """As `Device.restore`."""
+        for state, journal, size in self._pieces(slot, self._journal.span(slot, begin), begin):
+            self._driver.copy(state, journal, size)
+
+    def _pieces(self, slot: int, span: range, begin: int) -> Iterator[tuple[int, int, int]]:
+        """As `Rows.pieces` of every state, with addresses in place of offsets."""
+        saved = self._saved + slot * self._journal.slot_bytes
+        for rows in self._journal.rows:
+            state = self._states[rows.name] + slot * rows.slot_bytes
+            for place, copy, size in rows.pieces(span, begin):
+                yield state + place, saved + copy, size
 
     def _entry(self, name: str) -> StateEntry:
         return next(state for state in self._engine.manifest.states if state.name == name)

@@ -69,6 +69,18 @@ class Device(Protocol):
     def put_rows(self, name: str, slot: int, begin: int, array: Array) -> None:
         """Put what `rows` gave into a state, as its rows from `begin` on; ContextError when it does not fit."""
 
+    def save(self, slot: int, begin: int, end: int) -> None:
+        """Remember what tokens at positions begin … end − 1 of a sequence will overwrite, until the slot's next `save`.
+
+        ContextError for more positions than the device was opened for.
+        """
+
+    def restore(self, slot: int, begin: int) -> None:
+        """Put back what the slot's last `save` remembered of positions from `begin` on.
+
+        All states are then as if these positions had never been fed. ContextError for others than those remembered.
+        """
+
 
 class Programs:
     """The programs of an engine by graph, and which of them takes a step."""

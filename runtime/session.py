@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ class Session:
     ) -> None:
         """Memory for `slots` sequences of up to `max_context` tokens (the engine's limit when None).
 
-        drafting: see `drafting`. observe: see `Device.execute`.
+        drafting: see `drafting`; with memory for `rewind`. observe: see `Device.execute`.
         threads: of every session of this engine, one per processor at first.
         poison: fill memory that no token has written with NaN. ContextError when the engine has no such room.
         """
@@ -75,11 +75,16 @@ class Session:
         engine.require_weights()
         self.engine = engine
         self.max_context = context
-        self._device = open_device(engine, slots, context, threads=threads, poison=poison)
+        self._verified_tokens = limits.draft_block + 1 if drafting else 0
+        self._device = open_device(
+            engine, slots, context, threads=threads, poison=poison, saved_tokens=self._verified_tokens
+        )
         self._steps = Steps(engine, self._device, slots, observe=observe)
         self.drafting = drafting
         self._lengths: list[int | None] = [0] * slots
         self._kept = [0] * slots
+        #: lengths that each sequence can be taken back to
+        self._reachable: list[range] = [range(0)] * slots
 
     @property
     def drafting(self) -> bool:
@@ -144,6 +149,7 @@ class Session:
         self._kept[slot] = standing.kept
         self._steps.cuts[slot] = standing.cuts
         self._steps.contexts[slot] = standing.context
+        self._reachable[slot] = range(0)
 
     def rows(self, name: str, slot: int, begin: int, end: int) -> Array:
         """Rows begin … end − 1 of one sequence's state, copied."""
@@ -206,6 +212,44 @@ class Session:
             )
         return np.concatenate(self.advance(parts))
 
+    def verify(self, tokens: Mapping[int, Tokens]) -> dict[int, Floats]:
+        """Append tokens to several sequences, by slot, in one step, so that `rewind` can take them back.
+
+        Logits f32 [T, V] of every token by slot. At most a block of drafts and the token before it for each sequence.
+        UsageError unless the session was opened for drafting; ContextError, before any work, as for `step`.
+        """
+        most = self._verified_tokens
+        if not most:
+            raise UsageError("verify: open the session with drafting=True")
+        parts = [_all(self._run(given, slot)) for slot, given in tokens.items()]
+        runs = [part.run for part in parts]
+        for run in runs:
+            if len(run.tokens) > most:
+                raise ContextError(f"verify: slot {run.slot}: expected at most {most} tokens, got {len(run.tokens)}")
+        room, total = min(self.room.tokens, self.room.rows), sum(len(run.tokens) for run in runs)
+        if total > room:
+            raise ContextError(f"verify: expected at most {room} tokens in one step, got {total}: split it")
+        for run in runs:
+            self._device.save(run.slot, run.start, run.end)
+        logits = self.advance(parts) if parts else []
+        for run in runs:
+            self._reachable[run.slot] = range(run.start, run.end + 1)
+        return {run.slot: rows for run, rows in zip(runs, logits, strict=True)}
+
+    def rewind(self, length: int, *, slot: int = 0) -> None:
+        """Take a sequence back to its first `length` tokens: all is as if the others had never been fed.
+
+        ContextError unless they were fed by the sequence's last `verify`, and nothing since.
+        """
+        standing, reachable = self.standing(slot), self._reachable[slot]
+        if length not in reachable:
+            within = f"{reachable.start} to {standing.length}" if reachable else "its last verification, which is over"
+            raise ContextError(f"rewind: slot {slot}: expected a length within {within}, got {length}")
+        self._device.restore(slot, length)
+        context = range(standing.context.start, min(standing.context.stop, length))
+        self.resume(replace(standing, length=length, context=context), slot=slot)
+        self._reachable[slot] = range(reachable.start, length + 1)
+
     @property
     def slots(self) -> int:
         """Sequences that there is memory for."""
@@ -243,6 +287,7 @@ class Session:
         """
         for part in parts:
             self._lengths[part.run.slot] = None
+            self._reachable[part.run.slot] = range(0)
         logits = self._steps.forward(parts)
         for part in parts:
             self._lengths[part.run.slot] = part.run.end if part.decoded else None
@@ -332,3 +377,8 @@ class Session:
 def _last(run: Run) -> Part:
     """A run through the whole model, for the logits of its last token."""
     return Part(run, np.array([len(run.tokens) - 1], np.int32))
+
+
+def _all(run: Run) -> Part:
+    """A run through the whole model, for the logits of all of its tokens."""
+    return Part(run, np.arange(len(run.tokens), dtype=np.int32))

@@ -52,7 +52,13 @@ class WeightEntry(msgspec.Struct, frozen=True):
 
 
 class StateEntry(msgspec.Struct, frozen=True):
-    """A state: dtype and shape with symbolic dimensions; `global_` states grow with the context, others do not."""
+    """A state: dtype and shape with symbolic dimensions. Where a token writes follows from its position alone.
+
+    Axis 0 is the slot, axis 1 counts rows. With a capacity dimension `C{r}` there, the token at a position that closes
+    a group of r tokens writes row position // r, and the state grows with the context. With a number L, every token
+    writes row position mod L: the state is a ring. No ring of an engine with a draft head is shorter than a block of
+    drafts and the token before it, so that no token of a verification overwrites what another one wrote.
+    """
 
     name: str
     dtype: str

@@ -31,7 +31,8 @@ def build_library(
     `objects` are object files by symbol, for libraries of one target that have kernels in common: those in it are not
     compiled again, and it gets the others.
 
-    Kernel `k` is exported as `__tvm_ffi_<k.symbol>`, beside `v41c_run`, `v41c_set_threads` and `v41c_last_error`.
+    Kernel `k` is exported as `__tvm_ffi_<k.symbol>`, beside `v41c_run`, `v41c_copy_rows`, `v41c_set_threads` and
+    `v41c_last_error`.
     Kernels of one symbol must be the same kernel and are built once.
     """
     unique = {kernel.symbol: kernel for kernel in kernels}

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -253,6 +254,29 @@ int32_t v41c_read_ahead(const void *table, int64_t row_bytes, const int64_t *row
     begin = first, end = last;
   }
   return 0;
+}
+
+// ---- rows of states -----------------------------------------------------------------------------------------------
+
+typedef struct {
+  char *state, *journal;  // of slot 0
+  int64_t row_bytes, length, ratio;  // of a row; rows of a slot, which begin again after the last; tokens of a row
+} Rows;
+
+// Copies the rows that the tokens of a slot at positions first … end - 1 write from `begin` on, and no others: into the
+// slot's `journal_bytes` of the journal, where those of position `first` are the first, or back from there.
+EXPORT void v41c_copy_rows(const Rows *states, int64_t count, int64_t journal_bytes, int64_t slot, int64_t first,
+                           int64_t end, int64_t begin, int32_t back) {
+  for (const Rows *s = states; s != states + count; ++s) {
+    char *state = s->state + slot * s->length * s->row_bytes, *journal = s->journal + slot * journal_bytes;
+    for (int64_t row = begin / s->ratio, last = end / s->ratio; row < last;) {
+      const int64_t place = row % s->length, rest = s->length - place, left = last - row;
+      const int64_t rows = left < rest ? left : rest;
+      char *here = state + place * s->row_bytes, *copy = journal + (row - first / s->ratio) * s->row_bytes;
+      memcpy(back ? here : copy, back ? copy : here, (size_t)(rows * s->row_bytes));
+      row += rows;
+    }
+  }
 }
 
 // ---- the command loop ---------------------------------------------------------------------------------------------

@@ -33,13 +33,15 @@ from v41c.manifest import (
 )
 
 WINDOW, WIDTH, VOCABULARY, CONTEXT, SLOTS, BLOCK, NOISE = 4, 64, 31, 64, 3, 3, 5
+#: rows of the other rings
+RING = 5
 DIMS = ["T", "R", "S", "C2"]
 _TABLE = (np.arange(VOCABULARY, dtype=np.int32) * 7919 + 13).astype(np.int32)
 _STATES = [
     StateEntry("layers.0.window", "i32", ["S", WINDOW]),
     StateEntry("layers.0.compressed", "i32", ["S", "C2"]),
-    StateEntry("layers.0.partial", "i32", ["S", 2]),
-    StateEntry("engram.history", "i32", ["S", 2]),
+    StateEntry("layers.0.partial", "i32", ["S", RING]),
+    StateEntry("engram.history", "i32", ["S", RING]),
     StateEntry("layers.1.window", "i32", ["S", WINDOW]),
     StateEntry("mtp.0.window", "i32", ["S", WINDOW]),
 ]

@@ -8,6 +8,7 @@
 #define WIDTH 64
 #define VOCABULARY 31
 #define HISTORY 2
+#define RING 5
 
 typedef struct {
   int32_t type_index;
@@ -35,6 +36,24 @@ EXPORT int64_t v41c_run(const Command *commands, int64_t count) {
     if (commands[i].kernel(0, commands[i].arguments, (int32_t)commands[i].count, &result)) return i + 1;
   }
   return 0;
+}
+
+typedef struct {
+  char *state, *journal;
+  int64_t row_bytes, length, ratio;
+} Rows;
+
+EXPORT void v41c_copy_rows(const Rows *states, int64_t count, int64_t journal_bytes, int64_t slot, int64_t first,
+                           int64_t end, int64_t begin, int32_t back) {
+  for (const Rows *s = states; s < states + count; ++s) {
+    for (int64_t p = begin; p < end; ++p) {
+      if (p % s->ratio != s->ratio - 1) continue;
+      int64_t row = p / s->ratio, bytes = s->row_bytes;
+      char *here = s->state + (slot * s->length + row % s->length) * bytes;
+      char *copy = s->journal + slot * journal_bytes + (row - first / s->ratio) * bytes;
+      memcpy(back ? here : copy, back ? copy : here, (size_t)bytes);
+    }
+  }
 }
 
 static uint32_t mix(uint32_t a, uint32_t b) {
@@ -94,13 +113,13 @@ KERNEL(encode, "PPPPPPPPPPPIII") {
     uint32_t embedded = POINTER(uint32_t, 0)[t];
     int32_t p = positions[t], s = slots[t];
     if (s < 0 || s >= INTEGER(13)) return -1;
-    uint32_t *partial = POINTER(uint32_t, 6) + s * 2, *compressed = POINTER(uint32_t, 5) + s * capacity;
-    uint32_t *history = POINTER(uint32_t, 7) + s * HISTORY;
-    partial[p % 2] = embedded;
-    if (p % 2 == 1 && p / 2 < capacity) compressed[p / 2] = mix(partial[0], partial[1]);
+    uint32_t *partial = POINTER(uint32_t, 6) + s * RING, *compressed = POINTER(uint32_t, 5) + s * capacity;
+    uint32_t *history = POINTER(uint32_t, 7) + s * RING;
+    partial[p % RING] = embedded;
+    if (p % 2 == 1 && p / 2 < capacity) compressed[p / 2] = mix(partial[(p - 1) % RING], partial[p % RING]);
     uint32_t gram = embedded;
-    for (int32_t back = 1; back <= HISTORY; ++back) gram = mix(gram, p >= back ? history[(p - back) % HISTORY] : 99u);
-    history[p % HISTORY] = embedded;
+    for (int32_t back = 1; back <= HISTORY; ++back) gram = mix(gram, p >= back ? history[(p - back) % RING] : 99u);
+    history[p % RING] = embedded;
     uint32_t h = look(POINTER(uint32_t, 4) + s * WINDOW, mix(gram, (uint32_t)p), p, first[t]);
     h = mix(h, look_far(compressed, capacity, p));
     for (int64_t d = 0; d < WIDTH; ++d) POINTER(uint16_t, 8)[t * WIDTH + d] = (uint16_t)mix(h, (uint32_t)d);

@@ -247,6 +247,13 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "state twice": (first("states", name="layers.1.window"), "states: expected distinct .* layers.1.window twice"),
     "state dtype": (first("states", dtype="f64"), "state layers.0.window: expected a dtype of f32, .*, got f64"),
     "state without slots": (first("states", shape=[4]), r"layers.0.window: expected a leading dimension S, got \[4\]"),
+    "state without rows": (first("states", shape=["S"]), r"layers.0.window: expected rows by position .*, got \['S'\]"),
+    "state of no rows": (
+        first("states", shape=["S", 0]),
+        r"layers.0.window: expected rows by position .* got \['S', 0",
+    ),
+    "state of slots": (first("states", shape=["S", "S"]), "layers.0.window: expected rows by position along axis 1"),
+    "short ring": (first("states", shape=["S", 3]), "layers.0.window: expected at least 4 rows, .*, got 3"),
     "state of tokens": (
         first("states", shape=["S", "T"]),
         "layers.0.window: expected dimensions .* C2, S, got T",

@@ -15,7 +15,7 @@ from v41c.runtime.devices import open_device
 @pytest.fixture
 def device(engine: Engine) -> Device:
     """A device whose states hold something else in every row."""
-    device = open_device(engine, SLOTS, 16, threads=1, poison=False)
+    device = open_device(engine, SLOTS, 16, threads=1, poison=False, saved_tokens=0)
     for state in engine.manifest.states:
         memory = device.state(state.name)
         memory[...] = np.arange(memory.size).reshape(memory.shape)
