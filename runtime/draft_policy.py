@@ -1,0 +1,220 @@
+"""Whether to draft and how many drafts to verify, decided step by step by what makes the most tokens per second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from v41c.runtime.drafting import Doubles, choose_lengths
+
+#: conditional acceptance that a draft head is supposed to have before it was seen at work
+_SUPPOSED = 0.7
+#: steps that averages of times look back on, and drafts that those of acceptance do, which varies far more
+_TIMED, _COUNTED = 16, 64
+#: share of decoding time that may be spent on finding out whether drafting has come to pay, and back
+_EXPLORED = 0.01
+#: drafted steps of such an attempt
+_ATTEMPTS = 4
+#: steps of drafting between two without, which tell what those take by now
+_LOOK_BACK = 64
+#: most by which one measurement of a time counts above or below the average: the system may have been elsewhere
+_OUTLIER = 2.0
+
+
+class Times(Protocol):
+    """Seconds of steps on this machine."""
+
+    def plain(self, sequences: int) -> float:
+        """A step of one token of each sequence, without the draft head's context."""
+
+    def verify(self, sequences: int, tokens: int) -> float:
+        """A step of so many tokens of the sequences together, with the draft head's context and a rollback."""
+
+    def draft(self, sequences: int) -> float:
+        """A block of drafts for each sequence."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step did for the sequences that decode.
+
+    sequences: how many. survivals: of all drafts, f64 [block] for each sequence; none when it did not draft.
+    verified, accepted: drafts in all. promised: those that the draft head expected to be accepted of the verified.
+    seconds: of drafting, step and acceptance; None when the step did other work beside.
+    """
+
+    sequences: int
+    seconds: float | None
+    survivals: Sequence[Doubles] = ()
+    verified: int = 0
+    accepted: int = 0
+    promised: float = 0.0
+
+
+class Policy(Protocol):
+    """Decides, step by step, whether to draft and how many drafts to verify."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether steps keep up the draft head's context, without which there are no good drafts."""
+
+    def wants(self, sequences: int) -> bool:
+        """Whether to draft before the next step, of so many sequences."""
+
+    def lengths(self, survivals: Mapping[int, Doubles], most_drafts: int) -> dict[int, int]:
+        """How many drafts to verify by slot: no more than it has survivals, and `most_drafts` in all."""
+
+    def learn(self, outcome: Outcome) -> None:
+        """Take notice of a step that decoded."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Verifies the same number of drafts in every step, 0 for none."""
+
+    length: int
+
+    @property
+    def follows(self) -> bool:
+        """When there is anything to verify."""
+        return self.length > 0
+
+    def wants(self, sequences: int) -> bool:
+        """When there is anything to verify."""
+        return self.length > 0
+
+    def lengths(self, survivals: Mapping[int, Doubles], most_drafts: int) -> dict[int, int]:
+        """`length` of each sequence, fewer of the last ones where there is no room for more."""
+        chosen = {}
+        for slot, survived in survivals.items():
+            chosen[slot] = min(self.length, len(survived), most_drafts)
+            most_drafts -= chosen[slot]
+        return chosen
+
+    def learn(self, outcome: Outcome) -> None:
+        """Nothing to be learned."""
+
+
+class Auto:
+    """Drafts when that makes more tokens per second than not drafting, and verifies as many as make the most.
+
+    While it does not draft, it spends 1 % of the time on attempts: steps that keep up the draft head's context until it
+    is a window long, then a few that draft. While it drafts, one step in 64 does not. So neither judgement grows old.
+    """
+
+    def __init__(self, times: Times, block: int, window: int) -> None:
+        """`block`: drafts of a step at most. `window`: positions of context that a draft can look at."""
+        self._window = window
+        self._seen = _Experience(times, block)
+        self._drafting = self._seen.pays(1)
+        #: steps of the attempt that are left, steps of context that it has, and seconds that the next one may take
+        self._attempts, self._context, self._allowance = 0, window, 0.0
+        self._since_plain = 0
+
+    @property
+    def follows(self) -> bool:
+        """While drafting pays or is attempted."""
+        return self._drafting or self._attempts > 0
+
+    def wants(self, sequences: int) -> bool:
+        """Whether drafting pays by all that is known, or is attempted to know more, and has the context it needs."""
+        self._drafting = self._seen.pays(sequences)
+        if not self.follows and self._allowance > self._seen.attempt_seconds(sequences, self._window):
+            self._attempts, self._allowance = _ATTEMPTS, 0.0
+        return self.follows and self._context >= self._window and self._since_plain < _LOOK_BACK
+
+    def lengths(self, survivals: Mapping[int, Doubles], most_drafts: int) -> dict[int, int]:
+        """Those of the highest speed, by the survivals as experience corrects them."""
+        expected = {slot: np.minimum(survived * self._seen.kept, 1.0) for slot, survived in survivals.items()}
+        most = min(most_drafts, sum(len(survived) for survived in survivals.values()))
+        return choose_lengths(expected, self._seen.seconds(len(survivals))[: most + 1])
+
+    def learn(self, outcome: Outcome) -> None:
+        """Correct what is known by what the step was seen to do."""
+        drafted = len(outcome.survivals) > 0
+        self._seen.learn(outcome, self.follows)
+        self._context = self._context + 1 if self.follows else 0
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        self._attempts -= drafted and self._attempts > 0
+        if not self.follows:
+            self._allowance += _EXPLORED * self._seen.plain_seconds(outcome.sequences)
+
+
+class _Average:
+    """A mean that looks back on so many observations; the first value counts as one."""
+
+    def __init__(self, value: float, memory: int) -> None:
+        self.value = value
+        self._count, self._memory = 1, memory
+
+    def add(self, value: float) -> None:
+        self._count = min(self._count + 1, self._memory)
+        self.value += (value - self.value) / self._count
+
+
+class _Experience:
+    """Speeds with and without drafts: profiled times and the draft head's promises, corrected by what was seen.
+
+    kept: accepted drafts for each one that the head promised.
+    """
+
+    def __init__(self, times: Times, block: int) -> None:
+        self._times = times
+        self._block = block
+        self._plain, self._drafted = _Average(1.0, _TIMED), _Average(1.0, _TIMED)
+        self._survival = [_Average(_SUPPOSED ** (place + 1), _COUNTED) for place in range(block)]
+        self._promised, self._accepted = _Average(1.0, _COUNTED), _Average(1.0, _COUNTED)
+        self._seconds: dict[int, Doubles] = {}
+
+    @property
+    def kept(self) -> float:
+        return self._accepted.value / self._promised.value if self._promised.value > 0 else 0.0
+
+    def seconds(self, sequences: int) -> Doubles:
+        """Profiled times f64 [1 + sequences · block] of a step that verifies so many drafts in all."""
+        if sequences not in self._seconds:
+            times, drafting = self._times, self._times.draft(sequences)
+            found = [times.verify(sequences, sequences + k) + drafting for k in range(sequences * self._block + 1)]
+            self._seconds[sequences] = np.array(found)
+        return self._seconds[sequences]
+
+    def pays(self, sequences: int) -> bool:
+        """Whether some length, the same for all sequences, promises more tokens per second than none."""
+        seconds, tokens, best = self.seconds(sequences), 1.0, 0.0
+        for length, survived in enumerate(self._survival, 1):
+            tokens += min(survived.value * self.kept, 1.0)
+            best = max(best, tokens / float(seconds[sequences * length]))
+        return best / self._drafted.value > 1 / self.plain_seconds(sequences)
+
+    def plain_seconds(self, sequences: int) -> float:
+        """What a step without drafts takes by now."""
+        return self._times.plain(sequences) * self._plain.value
+
+    def attempt_seconds(self, sequences: int, window: int) -> float:
+        """What a window of context and some drafted steps take beyond steps without, if every draft is rejected."""
+        plain = self.plain_seconds(sequences)
+        context = self._times.verify(sequences, sequences) * self._plain.value - plain
+        drafted = float(self.seconds(sequences)[-1]) * self._drafted.value - plain
+        return window * max(context, 0.0) + _ATTEMPTS * max(drafted, 0.0)
+
+    def learn(self, outcome: Outcome, followed: bool) -> None:
+        sequences = outcome.sequences
+        for survived in outcome.survivals:
+            for average, value in zip(self._survival, survived.tolist(), strict=True):
+                average.add(value)
+        if outcome.verified:
+            self._promised.add(outcome.promised)
+            self._accepted.add(outcome.accepted)
+        if outcome.seconds is None:
+            return
+        if len(outcome.survivals):
+            expected, average = float(self.seconds(sequences)[outcome.verified]), self._drafted
+        elif followed:
+            expected, average = self._times.verify(sequences, sequences), self._plain
+        else:
+            expected, average = self._times.plain(sequences), self._plain
+        most = average.value * _OUTLIER
+        average.add(min(max(outcome.seconds / expected, average.value / _OUTLIER), most))
