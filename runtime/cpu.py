@@ -115,13 +115,12 @@ class CpuDevice:
         self._room_of = _rooms_of_carried(engine, self._programs.fed)
         self._carried: dict[str, Array] = {}
         self._journal = Journal(engine.manifest, states.dims, saved_tokens)
-        self._saved = aligned_bytes(self._journal.size_bytes, "journal")
-        self._rows = self._list_rows()
+        self._saved = _SavedRows(self._journal, states, self._library)
 
     @property
     def memory_bytes(self) -> int:
         """As `Device.memory_bytes`; weights are mapped from the engine's file."""
-        rooms = [self._arena, self._saved, *self._room_of.values()]
+        rooms = [self._arena, self._saved.memory, *self._room_of.values()]
         return self._states.size_bytes + sum(room.nbytes for room in rooms)
 
     def execute(
@@ -180,32 +179,11 @@ class CpuDevice:
 
     def save(self, slot: int, begin: int, end: int) -> None:
         """As `Device.save`."""
-        self._copy_rows(slot, self._journal.begin(slot, begin, end), begin, back=False)
+        self._saved.copy(slot, self._journal.begin(slot, begin, end), begin, back=False)
 
     def restore(self, slot: int, begin: int) -> None:
         """As `Device.restore`."""
-        self._copy_rows(slot, self._journal.span(slot, begin), begin, back=True)
-
-    def _copy_rows(self, slot: int, span: range, begin: int, *, back: bool) -> None:
-        rows = self._rows
-        slot_bytes = self._journal.slot_bytes
-        self._library.copy_rows(rows.ctypes.data, len(rows), slot_bytes, slot, span, begin, back=back)
-
-    def _list_rows(self) -> npt.NDArray[np.void]:
-        saved = self._saved.ctypes.data
-        return np.array(
-            [
-                (
-                    self._states.arrays[rows.name].ctypes.data,
-                    saved + rows.offset,
-                    rows.row_bytes,
-                    rows.length,
-                    rows.ratio,
-                )
-                for rows in self._journal.rows
-            ],
-            _ROWS,
-        )
+        self._saved.copy(slot, self._journal.span(slot, begin), begin, back=True)
 
     def _view(self, name: str, slot: int, begin: int, end: int) -> Array:
         rows: Array = self._states.arrays[name][slot]
@@ -240,6 +218,29 @@ class CpuDevice:
                 f"{command.origin}): kernel {command.kernel} failed: {self._library.last_error()}: "
                 "compile the engine again"
             )
+
+
+class _SavedRows:
+    """The memory of a journal, and all that v41c_copy_rows is told of it and of the states."""
+
+    def __init__(self, journal: Journal, states: States, library: Library) -> None:
+        self.memory = aligned_bytes(journal.size_bytes, "journal")
+        self._library = library
+        self._slot_bytes = journal.slot_bytes
+        begin = self.memory.ctypes.data
+        places = [states.arrays[rows.name].ctypes.data for rows in journal.rows]
+        self._rows = np.array(
+            [
+                (place, begin + rows.offset, rows.row_bytes, rows.length, rows.ratio)
+                for place, rows in zip(places, journal.rows, strict=True)
+            ],
+            _ROWS,
+        )
+        self._address = self._rows.ctypes.data
+
+    def copy(self, slot: int, span: range, begin: int, *, back: bool) -> None:
+        """Copy the rows that positions of `span` from `begin` on write into the journal, or back from there."""
+        self._library.copy_rows(self._address, len(self._rows), self._slot_bytes, slot, span, begin, back=back)
 
 
 def _rooms_of_carried(engine: Engine, fed: frozenset[str]) -> dict[str, Array]:
