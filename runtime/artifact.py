@@ -144,15 +144,22 @@ def kind_of(target: str) -> str:
 
 def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     """Instruction sets of this processor as the kernel spells them (`avx2`, `fma`, `avx512f`); empty when unknown."""
+    return frozenset(_cpu_line(cpuinfo, "flags", "Features").split())
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What this processor calls itself; empty when unknown."""
+    return _cpu_line(cpuinfo, "model name")
+
+
+def _cpu_line(cpuinfo: Path, *names: str) -> str:
+    """The first value under one of the names; empty when there is none."""
     try:
         lines = cpuinfo.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return frozenset()
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+        return ""
+    found = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in found if name.strip() in names), "")
 
 
 def _check_files(folder: Path, files: dict[str, FileEntry]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from v41c.errors import ArtifactError, ContextError
 from v41c.manifest import BufferEntry, Program
-from v41c.runtime.artifact import Engine
+from v41c.runtime.artifact import Engine, cpu_name
 from v41c.runtime.bounds import bind, extent_bytes
 from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows
 from v41c.runtime.journal import Journal
@@ -106,8 +107,7 @@ class CpuDevice:
         self._engine = engine
         self._states = states
         self._library = Library(engine)
-        if threads is not None:
-            self._library.set_threads(threads)
+        self._threads = None if threads is None else self._library.set_threads(threads)
         size = max(program.arena_bytes for program in engine.manifest.programs)
         self._arena = aligned_bytes(size, "activations")
         self._programs = Programs(engine)
@@ -116,6 +116,12 @@ class CpuDevice:
         self._carried: dict[str, Array] = {}
         self._journal = Journal(engine.manifest, states.dims, saved_tokens)
         self._saved = _SavedRows(self._journal, states, self._library)
+
+    @property
+    def hardware(self) -> str:
+        """As `Device.hardware`."""
+        threads = "" if self._threads is None else f", {self._threads} threads"
+        return f"{cpu_name()}, {len(os.sched_getaffinity(0))} processors{threads}"
 
     @property
     def memory_bytes(self) -> int:

@@ -27,6 +27,8 @@ class Driver(Protocol):
     @property
     def capability(self) -> int: ...
     @property
+    def hardware(self) -> str: ...
+    @property
     def free_bytes(self) -> int: ...
     def allocate(self, size: int, what: str) -> int: ...
     def register(self, array: Array) -> int: ...
@@ -93,6 +95,11 @@ class CudaDevice:
         self._programs = Programs(engine)
         self._prepared: dict[tuple[str, int], _Prepared] = {}
         self._carried: dict[str, _Carried] = {}
+
+    @property
+    def hardware(self) -> str:
+        """As `Device.hardware`."""
+        return self._driver.hardware
 
     @property
     def memory_bytes(self) -> int:

@@ -41,6 +41,12 @@ class CudaDriver:
         return int(major) * 10 + int(minor)
 
     @property
+    def hardware(self) -> str:
+        """The GPU's name and the driver's version."""
+        name = bytes(self._call("cuDeviceGetName", 256, self._device)).partition(b"\0")[0].decode(errors="replace")
+        return f"{name}, driver {self._call('cuDriverGetVersion')}"
+
+    @property
     def free_bytes(self) -> int:
         """Memory of the GPU that is not taken."""
         return int(self._call("cuMemGetInfo")[0])

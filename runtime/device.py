@@ -33,6 +33,10 @@ class Device(Protocol):
     """Runs the graphs of one engine on the states of its sequences. Not for concurrent use."""
 
     @property
+    def hardware(self) -> str:
+        """What the graphs run on, in words: as long as they stay the same, so do times."""
+
+    @property
     def memory_bytes(self) -> int:
         """States and activations, whatever the length of the prompt; not the weights."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine
 from v41c.runtime.device import Observe
 from v41c.runtime.devices import open_device
+from v41c.runtime.profile import Profile, known_profile
 from v41c.runtime.schedules import Schedule
 from v41c.runtime.states import Array
 from v41c.runtime.steps import Cuts, Feed, Floats, Ints, Part, Plan, Room, Run, Steps
@@ -85,6 +86,7 @@ class Session:
         self._kept = [0] * slots
         #: lengths that each sequence can be taken back to
         self._reachable: list[range] = [range(0)] * slots
+        self._times: Profile | None = None
 
     @property
     def drafting(self) -> bool:
@@ -100,6 +102,27 @@ class Session:
         if value and not self.engine.programs("draft"):
             raise ContextError(f"{self.engine.path}: this engine has no draft head")
         self._steps.drafting = value
+
+    @property
+    def draft_block(self) -> int:
+        """Drafts that a step can verify of a sequence; 0 unless the session was opened for drafting."""
+        return max(0, self._verified_tokens - 1)
+
+    @property
+    def hardware(self) -> str:
+        """What the session runs on, in words: as long as they stay the same, so do times."""
+        return self._device.hardware
+
+    def times(self) -> Profile | None:
+        """How long steps take: known from before, else measured now, within 2 s for a small model.
+
+        None while they are not known and the session is not empty. UsageError unless it was opened for drafting.
+        """
+        if not self.draft_block:
+            raise UsageError("times: open the session with drafting=True")
+        if self._times is None:
+            self._times = known_profile(self)
+        return self._times
 
     @property
     def evaluated(self) -> Mapping[str, int]:
@@ -218,23 +241,22 @@ class Session:
         Logits f32 [T, V] of every token by slot. At most a block of drafts and the token before it for each sequence.
         UsageError unless the session was opened for drafting; ContextError, before any work, as for `step`.
         """
+        parts = [self.verification(given, slot=slot) for slot, given in tokens.items()]
+        room, total = min(self.room.tokens, self.room.rows), sum(len(part.run.tokens) for part in parts)
+        if total > room:
+            raise ContextError(f"verify: expected at most {room} tokens in one step, got {total}: split it")
+        logits = self.advance(parts, revocable=tokens) if parts else []
+        return {part.run.slot: rows for part, rows in zip(parts, logits, strict=True)}
+
+    def verification(self, tokens: Tokens, *, slot: int = 0) -> Part:
+        """What `verify` does for one sequence, for `advance` to do: errors as there."""
         most = self._verified_tokens
         if not most:
             raise UsageError("verify: open the session with drafting=True")
-        parts = [_all(self._run(given, slot)) for slot, given in tokens.items()]
-        runs = [part.run for part in parts]
-        for run in runs:
-            if len(run.tokens) > most:
-                raise ContextError(f"verify: slot {run.slot}: expected at most {most} tokens, got {len(run.tokens)}")
-        room, total = min(self.room.tokens, self.room.rows), sum(len(run.tokens) for run in runs)
-        if total > room:
-            raise ContextError(f"verify: expected at most {room} tokens in one step, got {total}: split it")
-        for run in runs:
-            self._device.save(run.slot, run.start, run.end)
-        logits = self.advance(parts) if parts else []
-        for run in runs:
-            self._reachable[run.slot] = range(run.start, run.end + 1)
-        return {run.slot: rows for run, rows in zip(runs, logits, strict=True)}
+        run = self._run(tokens, slot)
+        if len(run.tokens) > most:
+            raise ContextError(f"verify: slot {slot}: expected at most {most} tokens, got {len(run.tokens)}")
+        return Part(run, np.arange(len(run.tokens), dtype=np.int32))
 
     def rewind(self, length: int, *, slot: int = 0) -> None:
         """Take a sequence back to its first `length` tokens: all is as if the others had never been fed.
@@ -280,17 +302,24 @@ class Session:
         self._schedule(mode, replay, chunk)
         self._checked(tokens, 0)
 
-    def advance(self, parts: Sequence[Part]) -> list[Floats]:
+    def advance(self, parts: Sequence[Part], *, revocable: Collection[int] = ()) -> list[Floats]:
         """One step with room for all parts, at most one of each sequence: logits f32 [R, V] of each part's rows.
 
-        A sequence is unusable while its last tokens are in the encoder only or its step was interrupted.
+        revocable: slots whose part is a `verification`, which `rewind` can take back. A sequence is unusable while its
+        last tokens are in the encoder only or its step was interrupted.
         """
         for part in parts:
-            self._lengths[part.run.slot] = None
-            self._reachable[part.run.slot] = range(0)
+            run = part.run
+            self._lengths[run.slot] = None
+            self._reachable[run.slot] = range(0)
+            if run.slot in revocable:
+                self._device.save(run.slot, run.start, run.end)
         logits = self._steps.forward(parts)
         for part in parts:
-            self._lengths[part.run.slot] = part.run.end if part.decoded else None
+            run = part.run
+            self._lengths[run.slot] = run.end if part.decoded else None
+            if run.slot in revocable:
+                self._reachable[run.slot] = range(run.start, run.end + 1)
         return logits
 
     def draft(self, tokens: Mapping[int, int], *, logits: bool = False) -> dict[int, Draft]:
@@ -377,8 +406,3 @@ class Session:
 def _last(run: Run) -> Part:
     """A run through the whole model, for the logits of its last token."""
     return Part(run, np.array([len(run.tokens) - 1], np.int32))
-
-
-def _all(run: Run) -> Part:
-    """A run through the whole model, for the logits of all of its tokens."""
-    return Part(run, np.arange(len(run.tokens), dtype=np.int32))

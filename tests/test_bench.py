@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from v41c.baseline import Baseline
-from v41c.bench import EAGER, ENGINE, BenchOptions, bench, ratios, some_tokens
+from v41c.bench import EAGER, ENGINE, BenchOptions, bench, ratios
 from v41c.costs import Cost, engine_costs
 from v41c.errors import ContextError, UsageError
 from v41c.frontend import load as load_model
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.machine import Limits, Machine
 from v41c.runtime.artifact import load
+from v41c.runtime.profile import some_tokens
 from v41c.runtime.session import Session
 from v41c.verdict import relative_l2
 

@@ -18,6 +18,7 @@ from v41c.errors import ContextError
 from v41c.machine import Limits, Machine, threads
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine, load
+from v41c.runtime.profile import some_tokens
 from v41c.runtime.session import Session
 from v41c.terminal import table
 
@@ -274,15 +275,6 @@ def _with_threads(work: Work, count: int) -> Work:
             torch.set_num_threads(before)
 
     return Work(work.subject, work.name, run)
-
-
-def some_tokens(engine: Engine, count: int) -> Tokens:
-    """Random ordinary tokens, always the same, i32 [count]: every expert, Engram row and cache line gets its turn."""
-    manifest = engine.manifest
-    named = [manifest.config.get(name) for name in ("image_token_id", "pad_token_id", "engram_pad_id")]
-    special = {manifest.bos_token, *manifest.eos_tokens, manifest.draft_noise_token, *named}
-    ordinary = [token for token in range(manifest.vocabulary) if token not in special]
-    return np.random.default_rng(0).choice(np.array(ordinary, np.int32), count)
 
 
 def ratios(

@@ -27,6 +27,10 @@ PUBLIC Result cuDeviceGetCount(int* count) {
     return SUCCESS;
 }
 PUBLIC Result cuDeviceGet(int* device, int ordinal) { *device = ordinal; return SUCCESS; }
+PUBLIC Result cuDeviceGetName(char* name, int size, int device) {
+    snprintf(name, (size_t)size, "Stand-in %d", device);
+    return SUCCESS;
+}
 PUBLIC Result cuDeviceGetAttribute(int* value, int kind, int device) {
     (void)device;
     *value = kind == 75 ? 9 : 0;  // compute capability 9.0
@@ -127,7 +131,8 @@ PUBLIC Result cuGetErrorName(int status, const char** name) { (void)status; *nam
 
 #define ENTRY(name) {#name, (void*)name}
 static const struct { const char* name; void* function; } ENTRIES[] = {
-    ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetAttribute),
+    ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetName),
+    ENTRY(cuDeviceGetAttribute),
     ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuCtxSetCurrent), ENTRY(cuStreamCreate), ENTRY(cuStreamSynchronize),
     {"cuMemGetInfo", (void*)cuMemGetInfo_v2}, {"cuMemAlloc", (void*)cuMemAlloc_v2},
     {"cuMemHostRegister", (void*)cuMemHostRegister_v2}, {"cuMemHostGetDevicePointer", (void*)cuMemHostGetDevicePointer_v2},

@@ -59,10 +59,11 @@ driver.download(found, block + 1024)
 print(driver.capability, driver.free_bytes, found.sum())
 driver.download(found, block)
 print(hex(found[0]))
+print(driver.hardware.replace(" ", "_"))
 print(driver.register(found) == found.ctypes.data)
 """
     done = run(script, library, tmp_path / "notes")
-    assert done.stdout.split() == ["90", str(1 << 30), "120", "0x7070707", "True"], done.stderr
+    assert done.stdout.split() == ["90", str(1 << 30), "120", "0x7070707", "Stand-in_0,_driver_13000", "True"], done.stderr
     assert (tmp_path / "notes").read_text() == "register 64 10\n"  # mapped for the device, which only reads
 
 

@@ -52,6 +52,11 @@ class HostDriver:
         return None if self.engine is None else self.engine.manifest.cuda_capability
 
     @property
+    def hardware(self) -> str:
+        """None."""
+        return "Triton's interpreter"
+
+    @property
     def free_bytes(self) -> int:
         """Plenty."""
         return 1 << 40
