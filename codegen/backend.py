@@ -24,9 +24,8 @@ class Built:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What a build may use: `objects` of earlier builds of this process, a cache folder for those of others."""
+    """What a build may use: a folder that keeps what earlier builds made, and whom to tell how far it is."""
 
-    objects: dict[str, bytes]
     cache: Path
     progress: Callable[[str], None]
 

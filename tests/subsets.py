@@ -9,7 +9,8 @@ import pytest
 
 from tests.variants import compile_variants
 from v41c import compile as driver
-from v41c.compile import CompileOptions, Kept
+from v41c.codegen.kernel import Kernel
+from v41c.compile import CompileOptions
 from v41c.init import init
 from v41c.passes.pipeline import REQUIRED, pass_names
 from v41c.runtime.artifact import load
@@ -24,14 +25,14 @@ class Subsets:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._folder = folder
-        self._kept = Kept()
+        self._kernels: dict[str, Kernel] = {}
         init(folder / "model", "tiny", 3)
         compile_variants(patch, (1, 24))
 
     def steps(self, passes: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Logits of two chunks, of single tokens, of a chunk behind them, and of a draft block; the final states."""
         options = CompileOptions(passes=",".join((*REQUIRED, *passes)), max_context=128)
-        driver.compile(self._folder / "model", self._folder / "engine", options, kept=self._kept)
+        driver.compile(self._folder / "model", self._folder / "engine", options, kernels=self._kernels)
         engine = load(self._folder / "engine")
         tokens = np.random.default_rng(3).integers(5, engine.manifest.vocabulary - 4, 76)
         session = Session(engine, drafting=True, poison=True)

@@ -47,6 +47,7 @@ def compiled() -> list[str]:
 def report(model: Path, compiled: list[str]) -> AblateReport:
     original = build.compile_object
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(model.parent / "cache"))
         patch.setattr(build, "compile_object", lambda k, t, p: (compiled.append(k.symbol), original(k, t, p)))
         patch.setattr(pipeline, "pass_names", lambda: FEW)
         file = model.parent / "drawing.svg"

@@ -17,7 +17,7 @@ from tests.stored import write_bf16, write_quantized
 from tests.traced import FOLDERS, context, traced
 from v41c.cli import main
 from v41c.compare import compare
-from v41c.compile import CompileOptions, Source, pass_context, quantized_source, read_source, trace_source
+from v41c.compile import CompileOptions, Source, pass_context, quantized_source, read_source
 from v41c.errors import CheckpointError
 from v41c.frontend.checkpoint import Checkpoint
 from v41c.frontend.quantized_checkpoint import QuantizedCheckpoint, quantized_config, quantized_types
@@ -28,6 +28,7 @@ from v41c.quantization import QuantizedWeight, quantization_text
 from v41c.runtime.artifact import load
 from v41c.runtime.session import Session
 from v41c.targets.target import find_target
+from v41c.traces import kept_trace
 
 BF16 = FOLDERS["case_02"]
 Engines = Callable[..., Path]
@@ -105,7 +106,7 @@ def test_nothing_is_quantised_twice(case: str) -> None:
         assert torch.equal(source.checkpoint.tensor(name).view(torch.uint8), plain.tensor(name).view(torch.uint8))
     assert source.checkpoint.fidelity == {}
     given_context = pass_context(given.config, CompileOptions(passes="+quantize"), find_target("cpu"), {})
-    module = trace_source(given)
+    module = kept_trace(given)
     assert quantize.run(module, given_context) is module
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.traced import FOLDERS, traced
 from v41c.arena import overlaps
 from v41c.cli import main
-from v41c.compile import Source, read_source, trace_source
+from v41c.compile import Source, read_source
 from v41c.frontend.presets import RELEASE_CONFIG
 from v41c.ir.graph import Graph, Module, Node, Value
 from v41c.passes import (
@@ -30,6 +30,7 @@ from v41c.passes import (
 from v41c.passes.context import Numbers, PassContext
 from v41c.passes.pipeline import PIPELINE, pass_names, run_pipeline
 from v41c.subject import Arithmetic
+from v41c.traces import kept_trace
 from v41c.verify import PassVerdict, VerifyReport, verify_stages
 
 CASE = "case_00"  # 8 layers: compression, candidates, Engrams and a draft head
@@ -43,7 +44,7 @@ def verified(*passes: ModuleType, arithmetic: Arithmetic = "release", source: So
     def kernel(op: Any, *_: object) -> SimpleNamespace:
         return SimpleNamespace(symbol=op.name(), workspace_bytes=100)
 
-    given, module = traced(CASE) if source is None else (source, trace_source(source))
+    given, module = traced(CASE) if source is None else (source, kept_trace(source))
     bounds = {"S": 2, "C1": 256, "C2": 128}
     context = PassContext(arithmetic, kernel, (1, 64), bounds)  # type: ignore[arg-type]
     chosen = {remove_quantization.NAME, *(entry.NAME for entry in passes)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from v41c.compile import Source, read_source, trace_source
+from v41c.compile import Source, read_source
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.ir.graph import Module
 from v41c.passes import remove_quantization
 from v41c.passes.context import PassContext
 from v41c.subject import Arithmetic
+from v41c.traces import kept_trace
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 CASES = ("case_00", "case_02", "case_04")
@@ -31,7 +32,7 @@ def context(arithmetic: Arithmetic) -> PassContext:
 def traced(case: str) -> tuple[Source, Module]:
     """A checkpoint and its traced graphs, each traced once."""
     source = read_source(FOLDERS[case], no_weights=False)
-    return source, trace_source(source)
+    return source, kept_trace(source)
 
 
 def traced_in(case: str, arithmetic: Arithmetic) -> tuple[Source, Module]:

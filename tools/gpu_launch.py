@@ -31,7 +31,7 @@ def compiled(kernels: Sequence[CudaKernel], target: CudaTarget) -> dict[str, Cod
     """The code of the kernels' functions by key, from the cache of engines; UnsupportedError names one that fails."""
     functions = functions_of(kernels)
     with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
-        made = build_cubins(kernels, target, Path(folder), cache_folder() / "cubins")
+        made = build_cubins(kernels, target, Path(folder), cache_folder() / "kernels")
         return {
             key: (cubin_entry(functions[key], f"{key}.cubin", cubin), Path(folder, f"{key}.cubin").read_bytes())
             for key, cubin in made.items()

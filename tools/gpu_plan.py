@@ -8,7 +8,7 @@ from pathlib import Path
 
 from v41c.codegen.backend import backend_of
 from v41c.codegen.cuda.kernel import CudaKernel
-from v41c.compile import CompileOptions, pass_context, read_source, trace_source
+from v41c.compile import CompileOptions, pass_context, read_source
 from v41c.ir.graph import Graph, Module, Node
 from v41c.ir.op import Op, cost_of
 from v41c.ir.ops.mhc_boundary import MhcBoundary
@@ -16,6 +16,7 @@ from v41c.ir.types import TensorType
 from v41c.passes.pipeline import choose_passes, run_pipeline
 from v41c.stages import is_backbone, variant
 from v41c.targets.cuda import CudaTarget
+from v41c.traces import kept_trace
 
 #: tokens of a sequence: enough for the indexers to have something to choose from
 CONTEXT = 32_768
@@ -58,7 +59,7 @@ def release_cases(config: Path, target: CudaTarget, progress: Callable[[str], No
     kernels: dict[str, object] = {}
     options = CompileOptions(target=target.name, no_weights=True, max_context=CONTEXT)
     context = pass_context(source.config, options, target, kernels)  # type: ignore[arg-type]
-    stages = list(run_pipeline(trace_source(source), context, choose_passes(options.passes), progress))
+    stages = list(run_pipeline(kept_trace(source), context, choose_passes(options.passes), progress))
     return cases_of(stages[-1].module, kernels)
 
 

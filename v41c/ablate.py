@@ -21,6 +21,7 @@ from v41c.runtime.profile import some_tokens
 from v41c.runtime.session import Session
 
 if TYPE_CHECKING:
+    from v41c.codegen.kernel import Kernel
     from v41c.compile import CompileOptions
 
 Progress = Callable[[str], None]
@@ -187,10 +188,10 @@ def _engines(
     path: Path, given: str | Path | None, options: AblateOptions, folder: Path, progress: Progress
 ) -> tuple[Path, dict[str, Engine]]:
     """The checkpoint, and all engines by what they lack."""
-    from v41c.compile import Kept, compile
+    from v41c.compile import compile
 
     source, names, compiled = subject_of(path, given, options)
-    kept = Kept()
+    kernels: dict[str, Kernel] = {}
     engines = {}
     for number, (name, passes) in enumerate(without(names).items()):
 
@@ -198,7 +199,7 @@ def _engines(
             progress(f"{name if name in (FULL, NONE) else f'without {name}'}: {text}")
 
         place = folder / f"{number:02d}"
-        compile(source, place, replace(compiled, passes=",".join(passes)), show, kept)
+        compile(source, place, replace(compiled, passes=",".join(passes)), show, kernels)
         engines[name] = load(place)
     return source, engines
 

@@ -90,15 +90,16 @@ def _stage_files(engine: Engine) -> dict[str, str]:
 
 def model_stages(path: Path) -> Stages:
     """The stages before kernels are selected of a configuration or checkpoint, traced now. Imports torch."""
-    from v41c.compile import CompileOptions, pass_context, trace_source
+    from v41c.compile import CompileOptions, pass_context
     from v41c.passes.pipeline import pass_names, run_pipeline
     from v41c.targets.target import find_target
+    from v41c.traces import kept_trace
 
     source = _source(path)
     names = pass_names()
     graph_passes = names[: names.index(select_kernels.NAME)]
     context = pass_context(source.config, CompileOptions(), find_target("cpu:x86-64-v3"), {})
-    stages = run_pipeline(trace_source(source), context, graph_passes)
+    stages = run_pipeline(kept_trace(source), context, graph_passes)
     return Stages({stage.name: _given(stage.module) for stage in stages})
 
 

@@ -53,5 +53,5 @@ def build_kernels(
 
     library = folder / KERNELS_FILE
     library.parent.mkdir()
-    build_library(kernels, target, library, workshop.objects)
+    build_library(kernels, target, library, workshop.cache)
     return Built()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ import tvm
 from tvm import tirx
 
 from v41c.codegen.kernel import CpuKernel
+from v41c.codegen.store import keep, sources_key
 from v41c.errors import UnsupportedError
 from v41c.targets.target import CpuTarget
 
@@ -24,12 +27,12 @@ _EXPORTS = "{ global: __tvm_ffi_*; v41c_*; local: *; };\n"
 
 
 def build_library(
-    kernels: Sequence[CpuKernel], target: CpuTarget, path: Path, objects: MutableMapping[str, bytes] | None = None
+    kernels: Sequence[CpuKernel], target: CpuTarget, path: Path, cache_folder: Path | None = None
 ) -> None:
     """Write the kernels as a shared library; equal kernels and tools give equal bytes.
 
-    `objects` are object files by symbol, for libraries of one target that have kernels in common: those in it are not
-    compiled again, and it gets the others.
+    Equal kernels are compiled once, ever: `cache_folder` keeps their object files, if there is one. It is for kernels
+    of `kernel_for`, whose symbols say all that their code does not.
 
     Kernel `k` is exported as `__tvm_ffi_<k.symbol>`, beside `v41c_run`, `v41c_copy_rows`, `v41c_set_threads` and
     `v41c_last_error`.
@@ -37,15 +40,16 @@ def build_library(
     """
     unique = {kernel.symbol: kernel for kernel in kernels}
     compiler = _compiler()
-    made = {} if objects is None else objects
 
     def compile_once(path: Path) -> None:
-        if path.stem in made:
-            path.write_bytes(made[path.stem])
+        kept = None if cache_folder is None else cache_folder / f"{path.stem}-{_toolchain_key(target)}.o"
+        if kept is not None and kept.is_file():
+            shutil.copyfile(kept, path)
             return
         compile_object(unique[path.stem], target, path)
-        if objects is not None:
-            objects[path.stem] = path.read_bytes()
+        if kept is not None:
+            with contextlib.suppress(OSError):  # a full disk costs time, not the engine
+                keep(kept, path.read_bytes())
 
     with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
         files = [Path(folder, f"{symbol}.o") for symbol in sorted(unique)]
@@ -64,6 +68,13 @@ def build_library(
         listing.write_text("".join(f'"{file.name}"\n' for file in files))
         command = [compiler, "-shared", "-pthread", "-s", "-Wl,--build-id=none", "-Wl,--gc-sections", "-Wl,--as-needed"]
         _run([*command, f"-Wl,--version-script={exports.name}", f"@{listing.name}", "-o", str(path.resolve())], folder)
+
+
+@cache
+def _toolchain_key(target: CpuTarget) -> str:
+    """What an object file depends on besides its symbol: the target, TVM, and the sources that write kernels."""
+    text = f"{target} {tvm.__version__} {sources_key('v41c.codegen', 'v41c.ir', 'v41c.targets')}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def compile_object(kernel: CpuKernel, target: CpuTarget, path: Path) -> None:

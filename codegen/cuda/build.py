@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from v41c.codegen.cuda.kernel import CudaKernel, Function
+from v41c.codegen.store import keep, sources_key
 from v41c.errors import UnsupportedError
 from v41c.targets.cuda import CudaTarget
 
@@ -103,19 +104,13 @@ class _Entry:
 
     def store(self, cubin: Cubin, code: bytes) -> None:
         """Keep a cubin: complete or not at all, whoever else writes the same."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-            file.write(msgspec.json.encode(cubin) + b"\n" + code)
-        os.replace(file.name, self.path)
+        keep(self.path, msgspec.json.encode(cubin) + b"\n" + code)
 
 
 @cache
 def _compiler_key() -> str:
     """What stands for the compiler: Triton's version and the sources of all kernels, which call each other."""
-    digest = hashlib.sha256(version("triton").encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    return f"{version('triton')} {sources_key('v41c.codegen.cuda')}"
 
 
 def _compile(entries: list[_Entry]) -> Iterable[str]:

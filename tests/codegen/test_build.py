@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,16 @@ def library() -> Library:
 
 def numbers(rows: int) -> Array:
     return aligned(np.random.default_rng(0).standard_normal((rows, 16)).astype(np.float32))
+
+
+def test_a_kept_kernel_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / f"{number}.so" for number in (0, 1)]
+    build_library(KERNELS, x86_64.host(), paths[0], tmp_path / "cache")
+    monkeypatch.setattr(build, "compile_object", None)
+    build_library(KERNELS, x86_64.host(), paths[1], tmp_path / "cache")
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    with pytest.raises(TypeError, match="not callable"):
+        build_library(KERNELS, replace(x86_64.host(), l2_bytes=7), paths[1], tmp_path / "cache")
 
 
 def test_equal_kernels_give_equal_bytes(tmp_path: Path) -> None:

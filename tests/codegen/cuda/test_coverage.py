@@ -9,10 +9,11 @@ import pytest
 from tests.traced import traced
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.kernel import Kernel
-from v41c.compile import CompileOptions, pass_context, read_source, trace_source
+from v41c.compile import CompileOptions, pass_context, read_source
 from v41c.init import init
 from v41c.passes.pipeline import choose_passes, run_pipeline
 from v41c.targets.cuda import SM_90
+from v41c.traces import kept_trace
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_every_operation_of_an_engine(model: str, passes: str, tmp_path: Path) -
     else:
         init(tmp_path / model, model, 1)
         source = read_source(tmp_path / model, no_weights=True)
-        module = trace_source(source)
+        module = kept_trace(source)
     kernels: dict[str, Kernel] = {}
     options = CompileOptions(passes=passes, max_context=1 << 20)
     for _ in run_pipeline(module, pass_context(source.config, options, SM_90, kernels), choose_passes(passes)):
