@@ -45,13 +45,13 @@ MAX_CONTEXT = 2**31
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a user may choose. `passes` is the value of `--passes`; `max_context` in tokens."""
+    """What a user may choose. `passes` is the value of `--passes`; up to `slots` sequences of `max_context` tokens."""
 
     target: str = "cpu"
     arithmetic: Literal["release", "exact"] = "release"
     passes: str = "all"
     max_context: int | None = None
-    slots: int = 1
+    slots: int = 8
     dump_ir: Path | None = None
     no_weights: bool = False
     verify: bool = False
@@ -109,34 +109,27 @@ class Source:
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What compilations share that differ in their passes only: the trace (one or none), kernels and object files."""
-
-    traces: list[Module] = field(default_factory=list)
-    kernels: dict[str, Kernel] = field(default_factory=dict)
-    objects: dict[str, bytes] = field(default_factory=dict)
-
-
 def compile(
     checkpoint: str | Path,
     engine: str | Path,
     options: CompileOptions | None = None,
     progress: Progress = lambda text: None,
-    kept: Kept | None = None,
+    kernels: dict[str, Kernel] | None = None,
 ) -> CompileReport:
     """Compile a checkpoint folder, or a configuration without weights, into an engine folder.
 
     The folder appears complete or not at all, and equal inputs give equal bytes. Raises ConfigError, CheckpointError,
     TokenizerError, UnsupportedError, UsageError or ArtifactError; with `verify`, MovedError when a pass moves numbers
-    that it must not move. `kept` is filled by the first of several compilations and spares the others their work.
+    that it must not move. `kernels` by symbol, of compilations for the same target, are not written again; new ones are
+    added.
     """
     from v41c.codegen.artifact import new_folder
     from v41c.passes import quantize
     from v41c.passes.pipeline import choose_passes
     from v41c.targets.target import find_target
+    from v41c.traces import kept_trace
 
-    options, kept = options or CompileOptions(), kept or Kept()
+    options, kernels = options or CompileOptions(), {} if kernels is None else kernels
     target = find_target(options.target)
     chosen = choose_passes(options.passes)
     clock = _Clock()
@@ -152,12 +145,10 @@ def compile(
     clock.lap("read")
     with new_folder(Path(engine)) as folder:
         progress("tracing the eager model")
-        if not kept.traces:
-            kept.traces.append(trace_source(source))
+        trace = kept_trace(source)
         clock.lap("trace")
-        kernels = kept.kernels
         context = pass_context(source.config, options, target, kernels)
-        stages = run_passes(kept.traces[0], context, chosen, folder / "graphs", options.dump_ir, progress)
+        stages = run_passes(trace, context, chosen, folder / "graphs", options.dump_ir, progress)
         clock.lap("passes")
         verification = None
         if options.verify:
@@ -166,7 +157,7 @@ def compile(
         writer, programs = _lower(stages[-1].module, kernels, chosen)
         used = [kernels[symbol] for symbol in sorted({c.kernel for p in programs for c in p.commands})]
         progress(f"compiling {len(used)} kernels")
-        built = _build(used, target, writer.dims, folder, kept, progress)
+        built = _build(used, target, writer.dims, folder, progress)
         clock.lap("kernels")
         manifest = _write(folder, source, options, target, writer, programs, built, stages, context.bounds, progress)
         clock.lap("weights")
@@ -321,13 +312,11 @@ def _lower(module: Module, kernels: dict[str, Kernel], chosen: tuple[str, ...]) 
     return writer, writer.programs(module)
 
 
-def _build(
-    kernels: list[Kernel], target: Target, dims: list[str], folder: Path, kept: Kept, progress: Progress
-) -> Built:
+def _build(kernels: list[Kernel], target: Target, dims: list[str], folder: Path, progress: Progress) -> Built:
     from v41c.cache import cache_folder
     from v41c.codegen.backend import Workshop, backend_of
 
-    workshop = Workshop(kept.objects, cache_folder() / "cubins", progress)
+    workshop = Workshop(cache_folder() / "kernels", progress)
     return backend_of(target).build_kernels(kernels, target, dims, folder, workshop)
 
 
