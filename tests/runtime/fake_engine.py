@@ -50,6 +50,7 @@ _TYPES: dict[str, tuple[str, list[int | str]]] = {
     "positions": ("i32", ["T"]),
     "slots": ("i32", ["T"]),
     "first": ("i32", ["T"]),
+    "kept": ("i32", ["T"]),
     "rows": ("i32", ["R"]),
     "embedded": ("i32", ["T"]),
     "stream": ("bf16", ["T", WIDTH]),
@@ -66,7 +67,7 @@ _EMBED = ("embed", "embed", "tokens * embedded T", ["embedded"])
 _ENCODE = (
     "encode",
     "layers.0",
-    "embedded positions slots first layers.0.window! layers.0.compressed! layers.0.partial! engram.history! "
+    "embedded positions slots first kept layers.0.window! layers.0.compressed! layers.0.partial! engram.history! "
     "stream ids scratch T C2 S",
     ["stream", "ids"],
 )
@@ -91,9 +92,9 @@ _DRAFT = (
 _BATCH = ["tokens", "positions", "slots", "first"]
 #: inputs, outputs and commands of each graph
 _GRAPHS = {
-    "encoder": (_BATCH, ["stream", "ids"], [_EMBED, _ENCODE]),
+    "encoder": ([*_BATCH, "kept"], ["stream", "ids"], [_EMBED, _ENCODE]),
     "decoder": ([*_BATCH[1:], "rows", "stream", "ids"], ["logits", "main_hidden"], [_FINISH]),
-    "model": ([*_BATCH, "rows"], ["logits", "main_hidden"], [_EMBED, _ENCODE, _FINISH]),
+    "model": ([*_BATCH, "kept", "rows"], ["logits", "main_hidden"], [_EMBED, _ENCODE, _FINISH]),
     "draft_context": (["main_hidden", "positions", "slots"], [], [_DRAFT_CONTEXT]),
     "draft": (_BATCH, ["draft_logits", "drafts", "confidence"], [_DRAFT]),
 }
@@ -182,7 +183,10 @@ def write_engine(
         files={
             path.relative_to(folder).as_posix(): entry(path) for path in sorted(folder.rglob("*")) if path.is_file()
         },
-        weights=[WeightEntry("unused", "plain", 0, 64), WeightEntry("embed.weight", "plain", 64, _TABLE.nbytes)],
+        weights=[
+            WeightEntry("unused", "plain", 0, 64),
+            WeightEntry("engram.compressed_ids", "plain", 64, _TABLE.nbytes),
+        ],
         states=_STATES,
         programs=[_program(graph, tokens) for graph in graphs for tokens in variants],
         passes=[],
@@ -229,10 +233,11 @@ class Expected:
     hidden: dict[int, list[int]]
 
 
-def expected(tokens: Sequence[int], decoder_starts: Sequence[tuple[int, int, int]]) -> Expected:
+def expected(tokens: Sequence[int], decoder_starts: Sequence[tuple[int, int, int]], encoder_first: int = 0) -> Expected:
     """The model on a whole sequence at once, without rings or chunks.
 
-    `decoder_starts`: (begin, end, first) of each stretch of positions that the decoder runs over.
+    `decoder_starts`: (begin, end, first) of each stretch of positions that the decoder runs over. `encoder_first`: where
+    the encoder's window is cut; what it gives for earlier positions is not asked for.
     """
     table = [int(row) % 2**32 for row in _TABLE]
     embedded = [table[token] for token in tokens]
@@ -248,7 +253,7 @@ def expected(tokens: Sequence[int], decoder_starts: Sequence[tuple[int, int, int
         far = 7
         for row in compressed[: (p + 1) // 2]:
             far = _mix(far, row)
-        h = _mix(_window(encoder_keys, p, 0), far)
+        h = _mix(_window(encoder_keys, p, encoder_first), far)
         streams.append([_mix(h, d) % 2**16 for d in range(WIDTH)])
         grams.append(gram)
         fars.append(far)

@@ -103,27 +103,29 @@ static uint32_t look_far(const uint32_t *rows, int64_t capacity, int32_t positio
   return seen;
 }
 
-// embedded, positions, slots, first, window!, compressed!, partial!, history!, stream bf16[T,64], ids i32[T], scratch,
-// T, C2, S
-KERNEL(encode, "PPPPPPPPPPPIII") {
+// embedded, positions, slots, first, kept, window!, compressed!, partial!, history!, stream bf16[T,64], ids i32[T],
+// scratch, T, C2, S
+KERNEL(encode, "PPPPPPPPPPPPIII") {
   const int32_t *positions = POINTER(int32_t, 1), *slots = POINTER(int32_t, 2), *first = POINTER(int32_t, 3);
-  int64_t capacity = INTEGER(12);
-  memset(POINTER(void, 10), 0xFF, 64);
-  for (int64_t t = 0; t < INTEGER(11); ++t) {
+  const int32_t *kept = POINTER(int32_t, 4);
+  int64_t capacity = INTEGER(13);
+  memset(POINTER(void, 11), 0xFF, 64);
+  for (int64_t t = 0; t < INTEGER(12); ++t) {
     uint32_t embedded = POINTER(uint32_t, 0)[t];
     int32_t p = positions[t], s = slots[t];
-    if (s < 0 || s >= INTEGER(13)) return -1;
-    uint32_t *partial = POINTER(uint32_t, 6) + s * RING, *compressed = POINTER(uint32_t, 5) + s * capacity;
-    uint32_t *history = POINTER(uint32_t, 7) + s * RING;
+    if (s < 0 || s >= INTEGER(14)) return -1;
+    uint32_t *partial = POINTER(uint32_t, 7) + s * RING, *compressed = POINTER(uint32_t, 6) + s * capacity;
+    uint32_t *history = POINTER(uint32_t, 8) + s * RING;
     partial[p % RING] = embedded;
-    if (p % 2 == 1 && p / 2 < capacity) compressed[p / 2] = mix(partial[(p - 1) % RING], partial[p % RING]);
+    if (p % 2 == 1 && p >= kept[t] && p / 2 < capacity)
+      compressed[p / 2] = mix(partial[(p - 1) % RING], partial[p % RING]);
     uint32_t gram = embedded;
     for (int32_t back = 1; back <= HISTORY; ++back) gram = mix(gram, p >= back ? history[(p - back) % RING] : 99u);
     history[p % RING] = embedded;
-    uint32_t h = look(POINTER(uint32_t, 4) + s * WINDOW, mix(gram, (uint32_t)p), p, first[t]);
+    uint32_t h = look(POINTER(uint32_t, 5) + s * WINDOW, mix(gram, (uint32_t)p), p, first[t]);
     h = mix(h, look_far(compressed, capacity, p));
-    for (int64_t d = 0; d < WIDTH; ++d) POINTER(uint16_t, 8)[t * WIDTH + d] = (uint16_t)mix(h, (uint32_t)d);
-    POINTER(uint32_t, 9)[t] = gram;
+    for (int64_t d = 0; d < WIDTH; ++d) POINTER(uint16_t, 9)[t * WIDTH + d] = (uint16_t)mix(h, (uint32_t)d);
+    POINTER(uint32_t, 10)[t] = gram;
   }
   return 0;
 }
