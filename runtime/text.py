@@ -118,18 +118,6 @@ class StopStrings:
         return 0
 
 
-def read_prompt(path: str | Path) -> str:
-    """The text of a prompt file; UsageError when it cannot be read or is not UTF-8."""
-    try:
-        return Path(path).read_bytes().decode()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}: expected UTF-8, got byte 0x{error.object[error.start]:02x} at {error.start}"
-        ) from error
-
-
 def _byte_alphabet() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for (GPT-2): printable ones for themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -140,6 +141,48 @@ def test_run_takes_a_prompt_from_a_file_or_as_tokens(v41c: Run, engine: Path, tm
     assert v41c("run", engine, "--tokens", tokens, *few).json["prompt_tokens"] == 5
 
 
+def test_run_continues_a_file_of_prompts(v41c: Run, engine: Path, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "And it came to pass,", "max_new_tokens": 5},
+        {"prompt": "And", "temperature": 1.5, "seed": 4, "max_new_tokens": 12},
+        {"tokens": [9, 8, 7]},
+        {"prompt": "And it came to pass,", "max_new_tokens": 5, "stop": ["people"]},
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n\n".join(map(json.dumps, lines)), encoding="utf-8")
+    done = v41c("run", engine, "--prompts", tmp_path / "prompts.jsonl", "--batch", 3, "--max-new-tokens", 2)
+    assert done.code == 0
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert [line["text"] for line in found[::3]] == [" when the people saw it", " when the "]
+    assert [line["finish_reason"] for line in found] == ["max new tokens"] * 3 + ["stop string"]
+    assert [len(line["tokens"]) for line in found[:3]] == [5, 12, 2]
+    sampled = ("--temperature", 1.5, "--seed", 4, "--max-new-tokens", 12, "--json")
+    assert found[1]["tokens"] == v41c("run", engine, "--prompt", "And", *sampled).json["tokens"]
+    assert all(line["error"] is None for line in found)
+    assert "4 prompts of 18 tokens, up to 3 at once" in done.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "code"),
+    [
+        ('{"prompt": "a"}\n{"prompt": ', "p.jsonl: line 2: expected {", 2),
+        ('{"text": "a"}', "p.jsonl: line 1: .* unknown field `text`", 2),
+        ('{"prompt": "a", "seed": "x"}', r"p.jsonl: line 1: .*Expected `int \| null`, got `str` - at `\$.seed`", 2),
+        ('{"prompt": "a", "tokens": [1]}', "p.jsonl: line 1: expected exactly one of prompt and tokens", 2),
+        ('\n{"prompt": "a", "top_p": 2}', "p.jsonl: line 2: top-p: expected more than 0", 2),
+        ('{"tokens": [7, 2048]}', "p.jsonl: line 1: prompt: token 1: expected an id of 0 to 2047, got 2048", 1),
+        ("\n", "p.jsonl: expected a prompt in every line, got none", 2),
+        ("\xff", "p.jsonl: line 1: expected", 2),
+    ],
+)
+def test_a_wrong_file_of_prompts(
+    v41c: Run, engine_of: EngineOf, tmp_path: Path, content: str, message: str, code: int
+) -> None:
+    (tmp_path / "p.jsonl").write_bytes(content.encode("latin-1"))
+    done = v41c("run", engine_of(TRAINED_CHECKPOINT, "release"), "--prompts", tmp_path / "p.jsonl")
+    assert re.search(message, done.line)
+    assert done.code == code
+
+
 def test_run_samples_the_same_with_the_same_seed(v41c: Run, engine: Path) -> None:
     def sampled(seed: int) -> Any:
         sampling = ("--temperature", 1.5, "--top-p", 0.95, "--top-k", 50, "--min-p", 0.01, "--seed", seed)
@@ -254,6 +297,10 @@ def test_equal_inputs_give_equal_bytes(tiny: Path, tmp_path: Path) -> None:
         (("run", "ENGINE", "--tokens", "5", "--top-p", "0.5"), "expected --temperature above 0 beside --top-p"),
         (("run", "ENGINE", "--tokens", "5", "--top-k", "5"), "expected --temperature above 0 beside --top-p"),
         (("run", "ENGINE", "--tokens", "5", "--min-p", "0.5"), "expected --temperature above 0 beside --top-p"),
+        (("run", "ENGINE", "--prompts", "nowhere"), "nowhere: cannot be read: No such file or directory"),
+        (("run", "ENGINE", "--prompts", "p", "--prompt", "a"), "expected --prompts without --prompt,"),
+        (("run", "ENGINE", "--prompts", "p", "--json"), "expected --prompts without --prompt,"),
+        (("run", "ENGINE", "--tokens", "5", "--batch", "2"), "expected --batch with --prompts only"),
         (("run", "ENGINE", "--prompt-file", "nowhere"), "nowhere: cannot be read: No such file or directory"),
         (("inspect", "ENGINE", "--graph", "middle"), "graph: expected one of encoder, decoder, draft_context, draft"),
         (("inspect", "ENGINE", "--pass", "magic"), "pass: expected one of trace, "),

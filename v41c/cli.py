@@ -16,13 +16,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from v41c import __version__
 from v41c.errors import MovedError, V41CError
 from v41c.terminal import progress
+
+if TYPE_CHECKING:
+    from v41c.runtime.request import Options
 
 #: exit codes of a process that was told to stop, as a shell reports them: 128 and the signal's number
 INTERRUPTED, TERMINATED = 130, 143
@@ -232,6 +235,7 @@ def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
     "--passes", default="all", show_default=True, help="Passes to run (a,b), or to add and leave out (+a,-b)."
 )
 @click.option("--max-context", type=click.IntRange(min=1), help="Tokens a sequence may have.  [default: 4096]")
+@click.option("--slots", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences at once, at most.")
 @click.option("--dump-ir", type=click.Path(path_type=Path), help="Also write the graphs after each pass here.")
 @click.option("--no-weights", is_flag=True, help="CHECKPOINT is a config.json: make everything but the weights.")
 @click.option("--verify", is_flag=True, help="Interpret the graphs before and after each pass and compare.")
@@ -243,6 +247,7 @@ def compile(
     arithmetic: Literal["release", "exact"],
     passes: str,
     max_context: int | None,
+    slots: int,
     dump_ir: Path | None,
     no_weights: bool,
     verify: bool,
@@ -274,6 +279,7 @@ def compile(
         arithmetic=arithmetic,
         passes=passes,
         max_context=max_context,
+        slots=slots,
         dump_ir=dump_ir,
         no_weights=no_weights,
         verify=verify,
@@ -295,6 +301,10 @@ def compile(
 @click.option("--prompt", "text", help="The text to continue.")
 @click.option("--prompt-file", "file", help="A file of UTF-8 text to continue; - is standard input.")
 @click.option("--tokens", callback=_token_ids, help="Token ids to continue: 1,2,3.")
+@click.option("--prompts", help="A file of prompts to continue, one JSON object a line; - is standard input.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="With --prompts: so many at once.  [default: the engine's slots]"
+)
 @click.option("--max-new-tokens", type=click.IntRange(min=0), default=64, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Of the most likely tokens, this share.")
@@ -309,6 +319,8 @@ def run(
     text: str | None,
     file: str | None,
     tokens: tuple[int, ...] | None,
+    prompts: str | None,
+    batch: int | None,
     max_new_tokens: int,
     temperature: float,
     top_p: float,
@@ -326,9 +338,14 @@ def run(
       v41c run e --prompt "And it came to pass,"
       v41c run e --prompt-file psalm.txt --temperature 0.8 --top-p 0.9 --seed 7
       v41c run e --tokens 0,17,42 --max-new-tokens 8 --json
+      v41c run e --prompts prompts.jsonl --batch 4 > continued.jsonl
 
     The default prefill, ced, runs the decoder half of the layers over the last tokens only: about half the work, equal
     to full for prompts up to the window, an approximation beyond it that --replay makes finer.
+
+    A line of --prompts is {"prompt": "text"} or {"tokens": [1, 2, 3]}, with max_new_tokens, temperature, top_p, top_k,
+    min_p, seed and stop (a list of strings) where a prompt wants others. Its result is a line of standard output, in
+    the order of the prompts.
     """
     from v41c.run import Prompt, run
     from v41c.runtime.request import Options
@@ -338,12 +355,33 @@ def run(
         raise click.UsageError("expected --temperature above 0 beside --top-p, --top-k and --min-p: 0 is greedy.")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     options = Options(max_new_tokens, sampling, mode=prefill, replay=replay)
+    if prompts is not None:
+        if text is not None or file is not None or tokens is not None or as_json:
+            raise click.UsageError("expected --prompts without --prompt, --prompt-file, --tokens and --json.")
+        _run_prompts(engine, prompts, options, batch)
+        return
+    if batch is not None:
+        raise click.UsageError("expected --batch with --prompts only.")
     report = run(engine, Prompt(text, file, tokens), options, _hide if as_json else _stream)
     if as_json:
         _emit(report, as_json)
         return
     print(flush=True)
     print(report.summary(), file=sys.stderr)
+
+
+def _run_prompts(engine: Path, file: str, options: Options, slots: int | None) -> None:
+    from v41c.run_prompts import run_prompts
+
+    with progress() as show:
+        report = run_prompts(engine, file, options, slots, _print_line, show)
+    print(report.summary(), file=sys.stderr)
+    if report.failed:
+        raise click.exceptions.Exit(1)
+
+
+def _print_line(result: Any) -> None:
+    print(json.dumps(_finite(result.to_json()), ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def _stream(text: str) -> None:

@@ -14,7 +14,7 @@ from v41c.runtime.artifact import Engine, load
 from v41c.runtime.generate import Generation
 from v41c.runtime.request import Options, Result
 from v41c.runtime.session import Session
-from v41c.runtime.text import Text, read_prompt
+from v41c.runtime.text import Text
 
 #: how a prompt file is spelled that means standard input
 STANDARD_INPUT = "-"
@@ -40,7 +40,7 @@ class Prompt:
             if not self.tokens:
                 raise UsageError("prompt: expected token ids, got none")
             return list(self.tokens)
-        prompt = self.text if self.file is None else _read(self.file)
+        prompt = self.text if self.file is None else _decoded(read_bytes(self.file), self.file)
         return (text or Text(engine)).encode(prompt or "")
 
 
@@ -97,8 +97,7 @@ def run(
     ids = prompt.ids(text, loaded)
     session = Session(loaded)
     mode = options.mode or session.default_mode
-    if mode == "full" and options.replay is not None:
-        raise UsageError("replay: expected with prefill ced only: full runs every layer over every token")
+    require_replay(options, session)
     generation = Generation(session, ids, options, text)
     load_seconds = time.perf_counter() - began
     for piece in generation:
@@ -107,6 +106,12 @@ def run(
         elif piece.token is not None:
             write(f"{piece.token} ")
     return _report(loaded, session, mode, generation.result, load_seconds, text is not None)
+
+
+def require_replay(options: Options, session: Session) -> None:
+    """UsageError for a replay length with a schedule that replays nothing."""
+    if (options.mode or session.default_mode) == "full" and options.replay is not None:
+        raise UsageError("replay: expected with prefill ced only: full runs every layer over every token")
 
 
 def _report(
@@ -129,14 +134,21 @@ def _report(
     )
 
 
-def _read(file: str) -> str:
+def read_bytes(file: str) -> bytes:
+    """A file, `-` being standard input; UsageError when it cannot be read."""
     if file != STANDARD_INPUT:
-        return read_prompt(file)
+        try:
+            return Path(file).read_bytes()
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
     if sys.stdin is None:
         raise UsageError("standard input: expected a prompt, it is closed")
+    return sys.stdin.buffer.read()
+
+
+def _decoded(content: bytes, file: str) -> str:
+    name = "standard input" if file == STANDARD_INPUT else file
     try:
-        return sys.stdin.buffer.read().decode()
+        return content.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"standard input: expected UTF-8, got byte 0x{error.object[error.start]:02x} at {error.start}"
-        ) from error
+        raise UsageError(f"{name}: expected UTF-8, got byte 0x{content[error.start]:02x} at {error.start}") from error

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from tests.runtime.fake_engine import Built, write_engine
 from v41c.errors import TokenizerError, UsageError
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.text import Text, read_prompt
+from v41c.runtime.text import Text
 
 SHIPPED = Path(__file__).parents[2] / "v41c/data/tiny-v41/tokenizer.json"
 VOCABULARY = 2048
@@ -86,17 +86,6 @@ def test_special_and_unknown_tokens_are_no_text(text: Text) -> None:
 def test_an_empty_prompt_is_refused(text: Text) -> None:
     with pytest.raises(UsageError, match="prompt: expected text, got none"):
         text.encode("")
-
-
-def test_prompt_files(tmp_path: Path) -> None:
-    path = tmp_path / "prompt.txt"
-    path.write_bytes("Grüße\r\n".encode())
-    assert read_prompt(path) == "Grüße\r\n"
-    path.write_bytes(b"abc\xe9def")
-    with pytest.raises(UsageError, match=r"prompt.txt: expected UTF-8, got byte 0xe9 at 3"):
-        read_prompt(path)
-    with pytest.raises(UsageError, match=r"absent.txt: cannot be read: No such file"):
-        read_prompt(tmp_path / "absent.txt")
 
 
 def test_engines_without_a_usable_tokenizer(built: Built, tmp_path: Path) -> None:
