@@ -236,8 +236,8 @@ class Expected:
 def expected(tokens: Sequence[int], decoder_starts: Sequence[tuple[int, int, int]], encoder_first: int = 0) -> Expected:
     """The model on a whole sequence at once, without rings or chunks.
 
-    `decoder_starts`: (begin, end, first) of each stretch of positions that the decoder runs over. `encoder_first`: where
-    the encoder's window is cut; what it gives for earlier positions is not asked for.
+    `decoder_starts`: (begin, end, first) of each stretch of positions that the decoder runs over. `encoder_first`:
+    where the encoder's window is cut; what it gives for earlier positions is not asked for.
     """
     table = [int(row) % 2**32 for row in _TABLE]
     embedded = [table[token] for token in tokens]
