@@ -237,6 +237,7 @@ def _vision(c: ModelConfig) -> Iterator[Rule]:
         return
     yield from _positive(c, "vision_dim", "vision_n_heads", "vision_inter_dim", "vision_patch_size")
     yield from _positive(c, "vision_downsample_ratio", "vision_max_n_token", "vision_min_pixels")
+    yield c.vision_max_n_token >= 4, "vision_max_n_token", "at least 4, the positions of the smallest image"
     heads = f"a multiple of 4 x vision_n_heads {c.vision_n_heads} (rows and columns rotate half the pairs each)"
     yield c.vision_dim % (4 * c.vision_n_heads) == 0, "vision_dim", heads
     yield c.vision_rope_theta > 1, "vision_rope_theta", "a base above 1"

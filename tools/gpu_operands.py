@@ -85,8 +85,14 @@ class _Maker:
         match name:
             case "positions":
                 return torch.arange(CONTEXT - shape[0], CONTEXT, device=device)
-            case "slots" | "starts" | "first" | "kept":
+            case "slots" | "starts" | "first" | "kept" | "begins":
                 return torch.zeros(shape, device=device)
+            case "ends":
+                return torch.full(shape, shape[0], device=device)
+            case "sources":
+                return self._integers(-1, self._size("x", 0), shape, torch.int64)
+            case "image_rows":
+                return self._integers(-4, self._size("image_values", 0), shape, torch.int64)
             case "ids" if len(shape) == 2:
                 return self._distinct(shape, self._size("w1", 0))
             case "selection":

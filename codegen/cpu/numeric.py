@@ -37,6 +37,12 @@ _LOG2E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 # minimax polynomial of (exp(r) − 1 − r) / r² on |r| ≤ ln(2) / 2 (Cephes, expf)
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+# erfc(z) = t · exp(polynomial of t − z²), t = 1 / (1 + z / 2), within 1.2e-7 of it for z ≥ 0 (Chebyshev; Press et al.,
+# "Numerical Recipes", section 6.2)
+_ERFC = (
+    *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
+    *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
+)
 
 
 def exp(x: Expr) -> Expr:
@@ -173,3 +179,16 @@ def scale_exponent(largest: Expr, limit: float) -> Expr:
     bound = struct.unpack("<i", struct.pack("<f", limit))[0]
     above = mask(word, 0x7FFFFF) > iconst(bound & 0x7FFFFF, lanes)
     return shr(word, 23) - iconst(bound >> 23, lanes) + select(above, iconst(1, lanes), iconst(0, lanes))
+
+
+def normal_below(x: Expr) -> Expr:
+    """Φ(x), the share of a standard normal distribution that lies below x: to 1e-5 of it for x > −9."""
+    lanes = lanes_of(x)
+    x = let(x)
+    z = let(absolute(x) * const(0.5**0.5, lanes))
+    t = let(const(1.0, lanes) / (const(1.0, lanes) + z * const(0.5, lanes)))
+    p = const(_ERFC[0], lanes)
+    for coefficient in _ERFC[1:]:
+        p = let(fma(p, t, const(coefficient, lanes)))
+    tail = let(product(t, exp(p - product(z, z))) * const(0.5, lanes))
+    return select(x < const(0.0, lanes), tail, const(1.0, lanes) - tail)

@@ -34,6 +34,9 @@ _WEIGHTS = {
     "head",
     "q_weight",
     "k_weight",
+    "start",
+    "newline",
+    "end",
 } | {
     *("weight", "w1", "w3", "w2", "w1_scale", "w3_scale", "w2_scale", "fn", "base", "kv_weight"),
     *(f"{name}_{i}" for name in ("weight", "scale") for i in (2, 3, 4)),
@@ -113,7 +116,7 @@ def reference(op: Op, operands: Operands) -> tuple[Tensor, ...]:
 
 def rows_of(op: Op, operands: Operands, rows: slice | Sequence[int]) -> Operands:
     """Operands with some of the tokens only; states, weights, and what rows are gathered from, whole."""
-    whole = _WEIGHTS | set(_STATES) | ({"x"} if op.name() == "gather_rows" else set())
+    whole = _WEIGHTS | set(_STATES) | ({"x"} if op.name() in ("gather_rows", "merge_patches") else set())
     return tuple(
         operand if operand is None or declared.name in whole else operand[rows]
         for declared, operand in zip(op.operands(), operands, strict=True)

@@ -226,6 +226,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"vision_n_layers": -1}, "vision_n_layers = -1: expected 0 (no vision tower) or a count"),
     ({"vision_patch_size": ABSENT}, "vision_patch_size = 0: expected a positive number"),
     ({"vision_n_heads": 3}, "vision_dim = 64: expected a multiple of 4 x vision_n_heads 3"),
+    ({"vision_max_n_token": 3}, "vision_max_n_token = 3: expected at least 4, the positions of the smallest image"),
     ({"vision_max_wh_ratio": 0.5}, "vision_max_wh_ratio = 0.5: expected null or a ratio of 1 or more"),
     ({"image_token_id": ABSENT}, "image_token_id = -1: expected a token id in 0..511"),
     ({"dtype": ABSENT}, "dtype is missing"),

@@ -90,7 +90,8 @@ def token_axis(example: Example) -> set[str]:
     persistent |= {"q_weight", "q_down", "kv_down", "q_scale", "kv_scale", "k_weight", "kv_weight", "embed", "head"}
     persistent |= {f"{name}_{i}" for name in ("weight", "scale") for i in (2, 3, 4)}
     persistent |= {f"shared_{name}" for name in ("w1", "w2", "w3", "w1_scale", "w2_scale", "w3_scale")}
-    if example.op.name() == "gather_rows":
+    persistent |= {"start", "newline", "end"}
+    if example.op.name() in ("gather_rows", "merge_patches"):
         persistent.add("x")
     return {declared.name for declared in example.op.operands() if declared.name not in persistent}
 

@@ -1,0 +1,39 @@
+"""Gaussian error linear unit, exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
+from v41c.codegen.cpu.numeric import normal_below
+from v41c.codegen.cpu.sparse import Types, required
+from v41c.codegen.cpu.tir import each, let, load, parallel, product, store
+from v41c.codegen.kernel import CpuKernel
+from v41c.ir.ops.gelu import Gelu
+from v41c.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from v41c.codegen.cpu.tir import Expr
+    from v41c.targets.target import CpuTarget
+
+
+def kernel(
+    op: Gelu, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
+) -> CpuKernel:
+    """The kernel."""
+    (kind,) = required(operands, 0)
+    width = int(kind.shape[1])
+
+    def emit(body: Body) -> None:
+        (x,), (out,) = body.operands, body.results
+        with parallel(body.size(kind.shape[0]), 32 * bound_of(kind.shape[0], bounds) * width) as row:
+            start = let(row * width)
+
+            def activate(i: Expr, lanes: int) -> None:
+                value = let(load(x, start + i, lanes))
+                store(out, start + i, product(value, normal_below(value)))
+
+            each(width, activate)
+
+    return build_kernel(emit, op, operands, results, bounds)
