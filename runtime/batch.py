@@ -7,6 +7,9 @@ from collections import deque
 from dataclasses import dataclass
 
 from v41c.errors import ContextError, UsageError, V41CError
+from v41c.runtime.draft_policy import Policy
+from v41c.runtime.drafter import Drafter
+from v41c.runtime.drafting import accept
 from v41c.runtime.request import Piece, Request
 from v41c.runtime.session import Session
 from v41c.runtime.steps import Feed, Floats, Part, Room
@@ -27,14 +30,16 @@ class _Running:
     request: Request
     slot: int
     feed: Feed
+    policy: Policy | None
 
 
 class Batch:
     """Requests of one session, which nobody else uses meanwhile. For one thread.
 
     A sequence has all the memory it can come to need from the moment it gets a slot; requests without one wait, first
-    come, first served. Each step takes a token of every sequence that decodes, and fills what is left of the token
-    budget with prompts, in order of arrival. A sequence's tokens do not depend on what shares its steps.
+    come, first served. Each step takes a token of every sequence that decodes, drafts behind it where that is asked
+    for, and fills what is left of the token budget with prompts, in order of arrival. A sequence's tokens do not depend
+    on what shares its steps.
     """
 
     def __init__(self, session: Session, *, token_budget: int | None = None) -> None:
@@ -44,6 +49,7 @@ class Batch:
         self._session = session
         self._token_budget = session.room.tokens if token_budget is None else token_budget
         self._end_tokens = frozenset(session.engine.manifest.eos_tokens)
+        self._drafter = Drafter(session)
         self._waiting: deque[Request] = deque()
         self._running: list[_Running] = []
         self._free = list(reversed(range(session.slots)))
@@ -66,9 +72,11 @@ class Batch:
     def add(self, request: Request, *, slot: int | None = None) -> None:
         """Let a request join. With `slot` it continues the sequence there, at once; else it begins a new one.
 
-        ContextError or UsageError, before any work, as `Session.feed` raises, and for a slot that is not free.
+        ContextError or UsageError, before any work, as `Session.feed` raises, for a slot that is not free, and for
+        drafts that the session cannot make.
         """
         options = request.options
+        self._drafter.check(options.draft)
         if slot is None:
             self._session.check(request.prompt, mode=options.mode, replay=options.replay, chunk=options.chunk)
             self._waiting.append(request)
@@ -96,20 +104,35 @@ class Batch:
         """
         self._admit()
         began = time.perf_counter()
-        taken = self._take()
-        if not taken:
-            return []
+        taken: list[tuple[_Running, Part]] = []
         try:
-            logits = self._session.advance([part for _, part in taken])
+            self._propose()
+            taken = self._take()
+            if not taken:
+                return []
+            drafted = [running.slot for running, _ in taken if self._drafter.proposal(running.slot).tokens]
+            logits = self._session.advance([part for _, part in taken], revocable=drafted)
         except V41CError as error:
-            events = [_failed(running.request, error) for running, _ in taken]
+            failed = [running for running, _ in taken] or self._running
+            events = [_failed(running.request, error) for running in failed]
+            alone = False
         else:
+            alone = all(running.request.decoding for running, _ in taken)
             events = [self._event(running, rows) for (running, _), rows in zip(taken, logits, strict=True)]
         seconds = time.perf_counter() - began
-        for (running, _), event in zip(taken, events, strict=True):
-            _account(running.request, event, seconds)
+        for event in events:
+            _account(event, seconds)
+        self._drafter.learn(seconds if alone else None)
         self._leave()
         return events
+
+    def _propose(self) -> None:
+        """Ask for drafts: they may fill a step, or half of what is left of it while prompts wait for their turn."""
+        most, running = self._session.room, self._running
+        decoding = {one.slot: one.request for one in running if one.request.decoding}
+        left = min(self._token_budget, most.tokens, most.rows) - len(decoding)
+        policies = {one.slot: one.policy for one in running if one.policy is not None}
+        self._drafter.propose(policies, decoding, left if len(decoding) == len(running) else left // 2)
 
     def _admit(self) -> None:
         while self._waiting and self._free:
@@ -119,10 +142,11 @@ class Batch:
 
     def _start(self, request: Request, slot: int) -> _Running:
         options = request.options
+        policy = self._drafter.policy(options.draft)
         feed = self._session.feed(
             request.prompt, slot=slot, mode=options.mode, replay=options.replay, chunk=options.chunk
         )
-        return _Running(request, slot, feed)
+        return _Running(request, slot, feed, policy)
 
     def _take(self) -> list[tuple[_Running, Part]]:
         """What the next step does: sequences that decode come first, the others in order of arrival."""
@@ -130,24 +154,46 @@ class Batch:
         room = Room(min(self._token_budget, most.tokens), most.rows)
         taken = []
         for running in sorted(self._running, key=lambda running: not running.request.decoding):
-            part = running.feed.take(room)
+            drafts = self._drafter.proposal(running.slot).tokens
+            if drafts:
+                tokens = [running.request.result.tokens[-1], *drafts]
+                part: Part | None = self._session.verification(tokens, slot=running.slot)
+            else:
+                part = running.feed.take(room)
             if part is not None:
                 room = room.after(part)
                 taken.append((running, part))
         return taken
 
     def _event(self, running: _Running, logits: Floats) -> Event:
-        """What logits f32 [R, V] of a part mean: nothing before the prompt's last token, else the next token."""
-        request = running.request
+        """What logits f32 [R, V] of a part mean: nothing before the prompt's last token, else the next token or tokens.
+
+        Drafts that are not accepted are taken back, and those behind the end of the sequence.
+        """
+        request, slot, session = running.request, running.slot, self._session
         if not len(logits):
             return Event(request, [])
-        full = self._session.length(running.slot) == self._session.max_context
+        drafts = self._drafter.proposal(slot).tokens
+        fed = begin = session.length(slot) - len(drafts)
+        decoding, pieces = request.decoding, list[Piece]()
+
+        def choose(row: Floats) -> int | None:
+            nonlocal fed
+            pieces.extend(request.choose(row, self._end_tokens, full=fed == session.max_context))
+            fed += 1
+            return None if request.done else request.result.tokens[-1]
+
         try:
-            pieces = request.choose(logits[-1], self._end_tokens, full=full)
+            accepted = accept(logits[-1 - len(drafts) :], drafts, choose)
         except V41CError as error:
             return _failed(request, error)
+        if accepted < len(drafts):
+            session.rewind(begin + accepted, slot=slot)
+        if decoding:
+            request.result.decode_tokens += accepted + 1
+            self._drafter.count(slot, request, accepted)
         if not request.done:
-            running.feed = self._session.feed(request.result.tokens[-1:], slot=running.slot, mode="decode")
+            running.feed = session.feed(request.result.tokens[-1:], slot=slot, mode="decode")
         return Event(request, pieces)
 
     def _leave(self) -> None:
@@ -161,9 +207,9 @@ def _failed(request: Request, error: V41CError) -> Event:
     return Event(request, [])
 
 
-def _account(request: Request, event: Event, seconds: float) -> None:
+def _account(event: Event, seconds: float) -> None:
     """Add a step's time to the phase it belonged to."""
-    result = request.result
+    result = event.request.result
     decoded = len(result.tokens) - sum(piece.token is not None for piece in event.pieces)
     if decoded:
         result.decode_steps += 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from v41c.errors import UsageError, V41CError
+from v41c.runtime.drafting import DraftReport
 from v41c.runtime.sampling import Logprobs, Sampler, Sampling, logprobs
 from v41c.runtime.session import Tokens
 from v41c.runtime.steps import Floats
@@ -20,6 +21,9 @@ class Options:
 
     stop_strings: end the text before the first of them, wherever tokens begin and end; they need a tokenizer.
     logprobs: so many alternatives to each token, with log probabilities; None for none at all.
+    draft: let the model verify drafts of its draft head, which changes speed and no token: `off`; so many in each step;
+    `auto`, as many as make the most tokens per second on this machine, none where that is none. It takes a session for
+    drafting, and times, which an empty session measures if they are not known: see `Session.times`.
     """
 
     max_new_tokens: int
@@ -30,12 +34,15 @@ class Options:
     stop_tokens: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     logprobs: int | None = None
+    draft: int | str = "off"
 
     def __post_init__(self) -> None:
-        """UsageError for a negative number, or an empty string that every text would stop before."""
+        """UsageError for a number out of range, or an empty string that every text would stop before."""
         for name, value in (("max-new-tokens", self.max_new_tokens), ("logprobs", self.logprobs)):
             if value is not None and value < 0:
                 raise UsageError(f"{name}: expected 0 or more, got {value}")
+        if self.draft not in ("auto", "off") and (isinstance(self.draft, str) or self.draft < 1):
+            raise UsageError(f"draft: expected auto, off or a number of tokens, got {self.draft}")
         if "" in self.stop_strings:
             raise UsageError("stop: expected strings of at least one character, got an empty one")
 
@@ -56,7 +63,8 @@ class Piece:
 class Result:
     """What a generation did. Complete when its iteration has ended; the end token is neither in `tokens` nor `text`.
 
-    prefill_seconds: from the first step to the first token. decode_seconds: the steps after it, sampling included.
+    prefill_seconds: from the first step to the first token. decode_seconds: the steps after it, sampling included;
+    decode_tokens: what they chose, an end token included. drafts: what drafting did, None if it was off.
     """
 
     prompt_tokens: int = 0
@@ -65,7 +73,9 @@ class Result:
     stop: StopReason | None = None
     prefill_seconds: float = 0.0
     decode_steps: int = 0
+    decode_tokens: int = 0
     decode_seconds: float = 0.0
+    drafts: DraftReport | None = None
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -74,8 +84,8 @@ class Result:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Decode steps over their time; 0 before the first."""
-        return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
+        """Tokens of decode steps over their time; 0 before the first."""
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
 class Request:

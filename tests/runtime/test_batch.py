@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -97,10 +97,10 @@ class Watched(Session):
         super().__init__(engine, slots=slots)
         self.steps: list[list[tuple[int, int, bool]]] = []
 
-    def advance(self, parts: Sequence[Part]) -> list[Floats]:
+    def advance(self, parts: Sequence[Part], *, revocable: Collection[int] = ()) -> list[Floats]:
         """Note, then do."""
         self.steps.append([(part.run.slot, len(part.run.tokens), part.decoded) for part in parts])
-        return super().advance(parts)
+        return super().advance(parts, revocable=revocable)
 
 
 def test_tokens_that_decode_come_first_and_prompts_share_the_rest(engine: Engine) -> None:

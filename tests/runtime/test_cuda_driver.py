@@ -63,7 +63,9 @@ print(driver.hardware.replace(" ", "_"))
 print(driver.register(found) == found.ctypes.data)
 """
     done = run(script, library, tmp_path / "notes")
-    assert done.stdout.split() == ["90", str(1 << 30), "120", "0x7070707", "Stand-in_0,_driver_13000", "True"], done.stderr
+    assert done.stdout.split() == ["90", str(1 << 30), "120", "0x7070707", "Stand-in_0,_driver_13000", "True"], (
+        done.stderr
+    )
     assert (tmp_path / "notes").read_text() == "register 64 10\n"  # mapped for the device, which only reads
 
 
