@@ -62,6 +62,16 @@ def test_an_engine_alone_is_measured_without_torch_models(engine_of: EngineOf, m
     assert set(report.tokens_per_second[ENGINE]) == {"prefill_16", "prefill_16_full", "decode"}
 
 
+def test_a_batch_is_measured_beside_a_single_sequence(engine_of: EngineOf) -> None:
+    engine = engine_of(TRAINED_CHECKPOINT, "release")
+    report = bench(engine, options=replace(SHORT, prefill_tokens=(16,), batch=3))
+    speeds = report.tokens_per_second[ENGINE]
+    assert report.ratios["decode_batch_vs_decode"] == speeds["decode_batch"] / speeds["decode"]
+    assert "decode_batch_vs_decode" in report.summary()
+    with pytest.raises(ContextError, match="slots: expected 1 to 8, what the engine was compiled for, got 9"):
+        bench(engine, options=replace(SHORT, prefill_tokens=(16,), batch=9))
+
+
 def test_the_default_needs_a_context_that_holds_it(engine_of: EngineOf) -> None:
     with pytest.raises(ContextError, match=r"context: expected at least 2192 tokens to measure in, got 512: compile"):
         bench(engine_of(TRAINED_CHECKPOINT, "release"))

@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 Tokens = npt.NDArray[np.int32]
 Progress = Callable[[str], None]
 ENGINE, EAGER, COMPILE = "engine", "eager", "compile"
+#: what decoding several sequences at once is called
+BATCH = "decode_batch"
 
 
 @dataclass(frozen=True)
 class BenchOptions:
     """What is measured: prefills of so many tokens, and decode steps after `context` tokens.
+
+    `batch`: also decode so many sequences at once, each after `context` tokens; 0 for none.
 
     In each of `rounds` every subject does every measurement once, so that a slow minute of the machine hits all. The
     first round warms up and does not count.
@@ -41,6 +45,7 @@ class BenchOptions:
     prefill_tokens: tuple[int, ...] = (512, 2048)
     context: int = 2048
     decode_steps: int = 24
+    batch: int = 0
     rounds: int = 5
 
     @property
@@ -111,6 +116,8 @@ def bench(
             "compile with a larger --max-context"
         )
     works = _engine_works(loaded, options)
+    if options.batch:
+        works.append(_batch_work(loaded, options))
     torch_threads: dict[str, int] = {}
     if against:
         works += _torch_works(loaded, against, checkpoint, options, torch_threads, progress)
@@ -124,7 +131,7 @@ def bench(
         arithmetic=loaded.manifest.arithmetic,
         machine=machine,
         tokens_per_second=speeds,
-        ratios=ratios(speeds, costs, machine, options.prefill_tokens),
+        ratios=ratios(speeds, costs, machine, options.prefill_tokens) | _batch_ratio(speeds),
         costs=costs,
         torch_threads=torch_threads,
     )
@@ -176,6 +183,25 @@ def _engine_works(engine: Engine, options: BenchOptions) -> list[Work]:
         decoding.decode(token)
 
     return [*works, Work(ENGINE, "decode", burst(decode, tokens, options))]
+
+
+def _batch_work(engine: Engine, options: BenchOptions) -> Work:
+    """Decode steps of several sequences at once: seconds per token of any of them."""
+    session = Session(engine, slots=options.batch)
+    tokens = some_tokens(engine, options.batch * options.longest).reshape(options.batch, options.longest)
+    for slot, row in enumerate(tokens):
+        session.prefill(row[: options.context], slot=slot)
+
+    def step(token: int, position: int) -> None:
+        session.step({slot: row[position : position + 1] for slot, row in enumerate(tokens)})
+
+    decode = burst(step, tokens[0], options)
+    return Work(ENGINE, BATCH, lambda: [seconds / options.batch for seconds in decode()])
+
+
+def _batch_ratio(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+    ours = speeds[ENGINE]
+    return {f"{BATCH}_vs_decode": ours[BATCH] / ours["decode"]} if BATCH in ours else {}
 
 
 def _torch_works(

@@ -160,6 +160,15 @@ def _token_ids(context: click.Context, option: click.Parameter, value: str | Non
         raise click.BadParameter("expected token ids with commas between them: 1,2,3.", context, option) from None
 
 
+def _drafts(context: click.Context, option: click.Parameter, value: str) -> int | str:
+    """auto, off, or a number; a usage error for anything else."""
+    if value in ("auto", "off"):
+        return value
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"expected auto, off or a number of tokens, got {value!r}.", context, option)
+    return int(value)
+
+
 def _baselines(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
     """Names of baselines with commas between them, each once; a usage error names a stranger."""
     names = tuple(dict.fromkeys(_entries(value)))
@@ -313,6 +322,13 @@ def compile(
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
 @click.option("--prefill", type=click.Choice(["ced", "full"]), help="The decoder on a tail, or on every token.")
 @click.option("--replay", type=click.IntRange(min=1), help="Length of that tail.  [default: the window]")
+@click.option(
+    "--draft",
+    default="off",
+    show_default=True,
+    callback=_drafts,
+    help="Tokens to draft in a step: auto, off or 1, 2, …",
+)
 @_json
 def run(
     engine: Path,
@@ -329,6 +345,7 @@ def run(
     seed: int,
     prefill: str | None,
     replay: int | None,
+    draft: int | str,
     as_json: bool,
 ) -> None:
     """Continue a prompt with ENGINE: text to standard output, timings to standard error.
@@ -339,9 +356,14 @@ def run(
       v41c run e --prompt-file psalm.txt --temperature 0.8 --top-p 0.9 --seed 7
       v41c run e --tokens 0,17,42 --max-new-tokens 8 --json
       v41c run e --prompts prompts.jsonl --batch 4 > continued.jsonl
+      v41c run e --prompt "And it came to pass," --draft auto
 
     The default prefill, ced, runs the decoder half of the layers over the last tokens only: about half the work, equal
     to full for prompts up to the window, an approximation beyond it that --replay makes finer.
+
+    With --draft the model's own draft head proposes tokens and the model verifies them, several in a step: the same
+    tokens, sooner where a step of several takes hardly longer than one. auto finds out: it times steps on this machine
+    once, keeps that in ENGINE.profile.json beside the engine, and drafts as far as it pays, or not at all.
 
     A line of --prompts is {"prompt": "text"} or {"tokens": [1, 2, 3]}, with max_new_tokens, temperature, top_p, top_k,
     min_p, seed and stop (a list of strings) where a prompt wants others. Its result is a line of standard output, in
@@ -354,7 +376,7 @@ def run(
     if temperature == 0 and (top_p < 1 or top_k or min_p):
         raise click.UsageError("expected --temperature above 0 beside --top-p, --top-k and --min-p: 0 is greedy.")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    options = Options(max_new_tokens, sampling, mode=prefill, replay=replay)
+    options = Options(max_new_tokens, sampling, mode=prefill, replay=replay, draft=draft)
     if prompts is not None:
         if text is not None or file is not None or tokens is not None or as_json:
             raise click.UsageError("expected --prompts without --prompt, --prompt-file, --tokens and --json.")
@@ -530,6 +552,7 @@ def report(model: Path, context: int | None, as_json: bool) -> None:
 @cli.command(short_help="Time an engine, PyTorch beside it, and the machine.")
 @_engine
 @click.option("--against", callback=_baselines, help="eager, compile or eager,compile.")
+@click.option("--batch", type=click.IntRange(min=2), help="Also decode so many sequences at once.")
 @click.option("--ablate", is_flag=True, help="Leave out each pass in turn; ENGINE may be a checkpoint.")
 @click.option("--context", type=click.IntRange(min=1), help="With --ablate: decode behind so many tokens.")
 @click.option("--plot", type=click.Path(path_type=Path), help="With --ablate: also draw it to this .png or .svg.")
@@ -538,6 +561,7 @@ def report(model: Path, context: int | None, as_json: bool) -> None:
 def bench(
     engine: Path,
     against: tuple[str, ...],
+    batch: int | None,
     ablate: bool,
     context: int | None,
     plot: Path | None,
@@ -546,7 +570,8 @@ def bench(
 ) -> None:
     """Time ENGINE, and PyTorch beside it, and compare both with what the machine can do.
 
-    One process, medians of several runs: prefill of 512 and 2048 tokens, decode at context 2048. eager is the reference
+    One process, medians of several runs: prefill of 512 and 2048 tokens, decode at context 2048, with --batch also of
+    several sequences in the same steps. eager is the reference
     model in PyTorch, compile is torch.compile of it (that takes minutes). --ablate compiles the engine anew without
     each of its optional passes and says which of them pay.
 
@@ -554,19 +579,20 @@ def bench(
     Examples:
       v41c bench e
       v41c bench e --against eager,compile --checkpoint m --json
+      v41c bench e --batch 8
       v41c bench m --ablate --plot passes.svg
     """
-    if ablate and against:
-        raise click.UsageError("expected one of --ablate and --against, got both.")
+    if ablate and (against or batch is not None):
+        raise click.UsageError("expected --ablate without --against and --batch.")
     if not ablate and (context is not None or plot is not None):
         raise click.UsageError("expected --context and --plot with --ablate only.")
     if ablate:
         _ablate(engine, checkpoint, context, plot, as_json)
         return
-    from v41c.bench import bench
+    from v41c.bench import BenchOptions, bench
 
     with progress() as show:
-        report = bench(engine, against, checkpoint, progress=show)
+        report = bench(engine, against, checkpoint, BenchOptions(batch=batch or 0), show)
     _emit(report, as_json)
 
 
