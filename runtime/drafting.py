@@ -6,7 +6,7 @@ model's own choice after each of them says how many drafts it would have made it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,3 +159,13 @@ class DraftReport:
         shares = " ".join("-" if share is None else f"{share:.0%}" for share in self.acceptance)
         lengths = ", ".join(f"{length}: {count}" for length, count in enumerate(self.lengths) if count)
         return f"drafts: {self.tokens_per_step:.2f} tokens a step; accepted by place {shares}; verified {lengths}"
+
+
+def added_up(reports: Iterable[DraftReport | None]) -> DraftReport | None:
+    """Reports of several sequences as one; None when there is none."""
+    total: DraftReport | None = None
+    for report in reports:
+        if report is not None:
+            total = total or DraftReport(report.block)
+            total.add(report)
+    return total

@@ -161,6 +161,34 @@ def test_run_continues_a_file_of_prompts(v41c: Run, engine: Path, tmp_path: Path
     assert "4 prompts of 18 tokens, up to 3 at once" in done.err
 
 
+def test_run_drafts(v41c: Run, engine: Path, tmp_path: Path) -> None:
+    command = ("run", engine, "--prompt", "And it came to pass,", "--max-new-tokens", 20)
+    plain = v41c(*command, "--json").json
+    assert plain["drafts"] is None
+    done = v41c(*command, "--draft", 3)
+    assert re.search(r"drafts: \d\.\d\d tokens a step; accepted by place \d+% \d+% \d+% - -; verified .*3: ", done.err)
+    for draft in (1, "auto"):
+        report = v41c(*command, "--draft", draft, "--json").json
+        assert report["tokens"] == plain["tokens"]
+        assert report["drafts"]["steps"] == sum(report["drafts"]["lengths"])
+    assert json.loads((engine.parent / f"{engine.name}.profile.json").read_text())["batches"] == [1]
+    (tmp_path / "p.jsonl").write_text('{"prompt": "And it came to pass,"}\n' * 2, encoding="utf-8")
+    done = v41c("run", engine, "--prompts", tmp_path / "p.jsonl", "--max-new-tokens", 20, "--draft", 5)
+    assert [json.loads(line)["tokens"] for line in done.out.splitlines()] == [plain["tokens"]] * 2
+    assert "tokens a step; accepted by place" in done.err
+
+
+def test_wrong_numbers_of_drafts(v41c: Run, engine: Path) -> None:
+    command = ("run", engine, "--prompt", "And")
+    for value in ("0", "some", "-1"):
+        done = v41c(*command, "--draft", value)
+        assert done.code == 2
+        assert f"expected auto, off or a number of tokens, got '{value}'" in done.line
+    done = v41c(*command, "--draft", "6")
+    assert (done.code, done.out) == (2, "")
+    assert "draft: expected at most 5 tokens, what the draft head gives, got 6" in done.line
+
+
 @pytest.mark.parametrize(
     ("content", "message", "code"),
     [

@@ -11,6 +11,7 @@ from typing import Any
 
 from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine, load
+from v41c.runtime.drafting import DraftReport
 from v41c.runtime.generate import Generation
 from v41c.runtime.request import Options, Result
 from v41c.runtime.session import Session
@@ -61,19 +62,21 @@ class RunReport:
     decode_tokens_per_second: float
     block_evaluations: int
     memory_bytes: int
+    drafts: DraftReport | None
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        return asdict(self)
+        return asdict(self) | {"drafts": None if self.drafts is None else self.drafts.to_json()}
 
     def summary(self) -> str:
-        """Token counts and timings, one line each."""
+        """Token counts and timings, one line each, and what drafting did if it was asked for."""
         return "\n".join(
             [
                 f"loaded in {self.load_seconds:.2f} s",
                 f"prompt: {self.prompt_tokens} tokens in {self.prefill_seconds:.2f} s "
                 f"({self.prefill_tokens_per_second:.0f} tokens/s, {self.mode})",
                 f"generated: {len(self.tokens)} tokens, stopped by {self.finish_reason}{self._decode_speed()}",
+                *([] if self.drafts is None else [self.drafts.summary()]),
             ]
         )
 
@@ -95,7 +98,7 @@ def run(
     loaded = load(engine)
     text = Text(loaded) if loaded.tokenizer_path is not None else None
     ids = prompt.ids(text, loaded)
-    session = Session(loaded)
+    session = open_session(loaded, options)
     mode = options.mode or session.default_mode
     require_replay(options, session)
     generation = Generation(session, ids, options, text)
@@ -106,6 +109,14 @@ def run(
         elif piece.token is not None:
             write(f"{piece.token} ")
     return _report(loaded, session, mode, generation.result, load_seconds, text is not None)
+
+
+def open_session(engine: Engine, options: Options, slots: int = 1) -> Session:
+    """A session that can draft where that is asked for and the engine can, and then knows its times."""
+    session = Session(engine, slots=slots, drafting=options.draft != "off" and bool(engine.programs("draft")))
+    if options.draft == "auto" and session.draft_block:
+        session.times()
+    return session
 
 
 def require_replay(options: Options, session: Session) -> None:
@@ -131,6 +142,7 @@ def _report(
         decode_tokens_per_second=result.decode_tokens_per_second,
         block_evaluations=session.block_evaluations,
         memory_bytes=session.memory_bytes,
+        drafts=result.drafts,
     )
 
 

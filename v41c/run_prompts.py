@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from v41c.errors import UsageError, V41CError
-from v41c.run import read_bytes, require_replay
+from v41c.run import open_session, read_bytes, require_replay
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.batch import Batch
+from v41c.runtime.drafting import DraftReport, added_up
 from v41c.runtime.request import Options, Request
-from v41c.runtime.session import Session
 from v41c.runtime.text import Text
 
 
@@ -77,6 +77,7 @@ class PromptsReport:
     load_seconds: float
     seconds: float
     memory_bytes: int
+    drafts: DraftReport | None
 
     def summary(self) -> str:
         """Counts and timings, one line each."""
@@ -87,6 +88,7 @@ class PromptsReport:
                 f"loaded in {self.load_seconds:.2f} s",
                 f"{self.prompts} prompts of {self.prompt_tokens} tokens, up to {self.slots} at once{failed}",
                 f"generated: {self.tokens} tokens in {self.seconds:.2f} s ({speed:.0f} tokens/s, prompts included)",
+                *([] if self.drafts is None else [self.drafts.summary()]),
             ]
         )
 
@@ -109,7 +111,7 @@ def run_prompts(
     text = Text(loaded) if loaded.tokenizer_path is not None else None
     requests = _requests(file, options, text, loaded)
     most = min(loaded.manifest.slots, max(1, len(requests))) if slots is None else slots
-    session = Session(loaded, slots=most)
+    session = open_session(loaded, options, most)
     require_replay(options, session)
     batch = Batch(session)
     for number, request in requests:
@@ -128,6 +130,7 @@ def run_prompts(
         load_seconds=load_seconds,
         seconds=time.perf_counter() - began,
         memory_bytes=session.memory_bytes,
+        drafts=added_up(request.result.drafts for request in asked),
     )
 
 
