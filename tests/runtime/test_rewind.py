@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.codegen.cuda.driver import HostDriver
 from tests.runtime.fake_engine import BLOCK, CONTEXT, SLOTS, VOCABULARY, expected, expected_draft
 from v41c.errors import ContextError, UsageError
 from v41c.manifest import capacities
 from v41c.runtime.artifact import Engine
+from v41c.runtime.cpu import CpuDevice
+from v41c.runtime.cuda import CudaDevice
+from v41c.runtime.device import Device
 from v41c.runtime.journal import Journal
 from v41c.runtime.session import Session
+from v41c.runtime.states import Array, States
 
 TOKENS = [int(token) for token in np.random.default_rng(6).integers(0, VOCABULARY, CONTEXT)]
 some_tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=BLOCK + 1)
@@ -132,6 +137,77 @@ def test_memory_for_it_is_taken_by_sessions_that_draft_only(engine: Engine) -> N
     # i32: rings of BLOCK + 1 rows, and the rows that as many tokens close in groups of two
     a_slot = 4 * (5 * (BLOCK + 1) + (BLOCK + 1) // 2)
     assert opened(engine, 3).memory_bytes == Session(engine, slots=3).memory_bytes + 3 * a_slot
+
+
+def new_device(engine: Engine, kind: str) -> Device:
+    """Either device, with memory of its own; nothing is launched."""
+    if kind == "cpu":
+        states = States.allocate(engine.manifest, SLOTS, CONTEXT)
+        return CpuDevice(engine, states, saved_tokens=BLOCK + 1)
+    driver = HostDriver(engine, interpret=False)
+    return CudaDevice(engine, driver, SLOTS, CONTEXT, saved_tokens=BLOCK + 1)  # type: ignore[arg-type]
+
+
+def written(engine: Engine, states: dict[str, Array], slot: int, positions: range) -> dict[str, Array]:
+    """States after tokens at some positions, by the rule of `StateEntry` spelled out."""
+    after = {name: state.copy() for name, state in states.items()}
+    for entry in engine.manifest.states:
+        for position in positions:
+            length = entry.shape[1]
+            if isinstance(length, int):
+                after[entry.name][slot, position % length] = 1000 + position
+            elif position % 2 == 1:
+                after[entry.name][slot, position // 2] = 1000 + position
+    return after
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@settings(max_examples=30, deadline=None)
+@given(
+    begins=st.tuples(st.integers(0, 50), st.integers(0, 50)),
+    counts=st.tuples(st.integers(0, BLOCK + 1), st.integers(0, BLOCK + 1)),
+    kept=st.tuples(st.integers(0, BLOCK + 1), st.integers(0, BLOCK + 1)),
+    slots=st.permutations(range(SLOTS)),
+)
+def test_devices_put_back_the_rows_of_positions_and_no_others(
+    engine: Engine,
+    kind: str,
+    begins: tuple[int, int],
+    counts: tuple[int, int],
+    kept: tuple[int, int],
+    slots: list[int],
+) -> None:
+    device, random = new_device(engine, kind), np.random.default_rng(begins)
+    names = [entry.name for entry in engine.manifest.states]
+
+    def put(states: dict[str, Array]) -> None:
+        for name, state in states.items():
+            for slot in range(SLOTS):
+                device.put_rows(name, slot, 0, state[slot])
+
+    before = {name: random.integers(0, 1000, device.state(name).shape, np.int32) for name in names}
+    put(before)
+    after, wanted = before, before
+    for slot, begin, count, rest in zip(slots, begins, counts, kept, strict=False):
+        device.save(slot, begin, begin + count)
+        after = written(engine, after, slot, range(begin, begin + count))
+        wanted = written(engine, wanted, slot, range(begin, begin + min(rest, count)))
+    put(after)
+    for slot, begin, count, rest in zip(slots, begins, counts, kept, strict=False):
+        device.restore(slot, begin + min(rest, count))
+    for name in names:
+        np.testing.assert_array_equal(device.state(name), wanted[name], name)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_devices_refuse_what_they_cannot_remember(engine: Engine, kind: str) -> None:
+    device = new_device(engine, kind)
+    with pytest.raises(ContextError, match="save: expected at most 4 positions, got 3 to 8"):
+        device.save(0, 3, 8)
+    device.save(0, 3, 6)
+    for slot, begin, within in ((0, 2, "3 to 6"), (0, 7, "3 to 6"), (1, 3, "0 to 0")):
+        with pytest.raises(ContextError, match=f"restore: slot {slot}: expected a position within {within}, got"):
+            device.restore(slot, begin)
 
 
 @given(
