@@ -23,6 +23,7 @@ from v41c.errors import ArtifactError
 from v41c.ir.graph import Graph, Module, Node, Value
 from v41c.manifest import (
     ALIGNMENT_BYTES,
+    CHAT_TEMPLATE_FILE,
     KERNELS_FILE,
     MANIFEST_FILE,
     TOKENIZER_FILE,
@@ -93,12 +94,16 @@ def _locked(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+#: files of an engine that are written before its manifest
+_FILES = (KERNELS_FILE, WEIGHTS_FILE, TOKENIZER_FILE, CHAT_TEMPLATE_FILE)
+
+
 def _remove_abandoned(destination: Path) -> None:
     """Remove temporary folders of this destination whose process was killed.
 
     They are older than a minute, nobody locks them, and they hold parts of an engine and no manifest: that comes last.
     """
-    parts = {"graphs", *(file.partition("/")[0] for file in (KERNELS_FILE, WEIGHTS_FILE, TOKENIZER_FILE))}
+    parts = {"graphs", *(file.partition("/")[0] for file in _FILES)}
     for folder in destination.parent.glob(f".{glob.escape(destination.name)}.????????"):
         with contextlib.suppress(OSError):
             is_part = not folder.is_symlink() and {path.name for path in folder.iterdir()} <= parts

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from v41c.errors import ArtifactError
 from v41c.manifest import (
+    CHAT_TEMPLATE_FILE,
     FORMAT_VERSION,
     KERNELS_FILE,
     MANIFEST_FILE,
@@ -56,6 +57,11 @@ class Engine:
     def tokenizer_path(self) -> Path | None:
         """The tokenizer, None when the checkpoint had none."""
         return self.path / TOKENIZER_FILE if TOKENIZER_FILE in self.manifest.files else None
+
+    @property
+    def chat_template_path(self) -> Path | None:
+        """The chat template, None when the checkpoint had none."""
+        return self.path / CHAT_TEMPLATE_FILE if CHAT_TEMPLATE_FILE in self.manifest.files else None
 
     def programs(self, graph: str) -> tuple[Program, ...]:
         """Programs of a graph by ascending `max_tokens`; empty when the engine has no such graph."""

@@ -56,6 +56,11 @@ class Text:
         stream = self.stream()
         return "".join(stream.push(token) for token in tokens) + stream.finish()
 
+    def spelled(self, token: int) -> str:
+        """The entry of the vocabulary, special tokens as they are written in a prompt; empty for an id without one."""
+        entry: str | None = self._library.id_to_token(token)
+        return entry or ""
+
     def token_bytes(self, token: int) -> bytes:
         """What a token adds to the text; nothing for special tokens and ids without an entry."""
         entry: str | None = self._library.id_to_token(token)

@@ -158,7 +158,7 @@ def test_run_continues_a_file_of_prompts(v41c: Run, engine: Path, tmp_path: Path
     sampled = ("--temperature", 1.5, "--seed", 4, "--max-new-tokens", 12, "--json")
     assert found[1]["tokens"] == v41c("run", engine, "--prompt", "And", *sampled).json["tokens"]
     assert all(line["error"] is None for line in found)
-    assert "4 prompts of 18 tokens, up to 3 at once" in done.err
+    assert "4 prompts of 19 tokens, up to 3 at once" in done.err
 
 
 def test_run_drafts(v41c: Run, engine: Path, tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def test_imports_point_one_way(folder: str, path: Path) -> None:
 
 def test_every_folder_is_read() -> None:
     assert {folder for folder, _ in FILES} == set(ALLOWED)
-    assert sum(folder == "v41c" for folder, _ in FILES) == len(list((ROOT / "v41c").glob("*.py")))
+    own = [path for part in ("v41c", "v41c/serve") for path in (ROOT / part).glob("*.py")]
+    assert sum(folder == "v41c" for folder, _ in FILES) == len(own)
 
 
 @pytest.mark.parametrize("folder", ["passes", "codegen"])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from v41c import __version__
 from v41c.errors import MovedError, UsageError
 from v41c.manifest import (
+    CHAT_TEMPLATE_FILE,
     FORMAT_VERSION,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
@@ -86,6 +87,7 @@ class Source:
     checkpoint: Checkpoint | None
     tokenizer: Tokenizer | None
     compressed_ids: npt.NDArray[np.int32] | None
+    chat_template: str | None = None
 
     @property
     def engram_pad(self) -> int:
@@ -212,6 +214,7 @@ class _Clock:
 
 def read_source(path: Path, no_weights: bool) -> Source:
     """Configuration, tensors and tokenizer, checked against each other."""
+    from v41c.frontend.chat_template import read_chat_template
     from v41c.frontend.checkpoint import Checkpoint
     from v41c.frontend.config import read_config
     from v41c.frontend.tensor_names import TensorFormats
@@ -226,7 +229,8 @@ def read_source(path: Path, no_weights: bool) -> Source:
     checkpoint.verify(config)
     tokenizer = Tokenizer(path, config) if config.has_engram or (path / TOKENIZER_FILE).is_file() else None
     table = compressed_ids(tokenizer, config) if config.has_engram and tokenizer is not None else None
-    return Source(config, checkpoint.formats(config), checkpoint, tokenizer, table)
+    template = None if tokenizer is None else read_chat_template(path)
+    return Source(config, checkpoint.formats(config), checkpoint, tokenizer, table, template)
 
 
 def quantized_source(source: Source) -> Source:
@@ -348,6 +352,8 @@ def _write(
         write_quantization(folder, measured(source))
         if source.tokenizer is not None:
             shutil.copyfile(source.checkpoint.path / TOKENIZER_FILE, folder / TOKENIZER_FILE)
+        if source.chat_template is not None:
+            (folder / CHAT_TEMPLATE_FILE).write_text(source.chat_template, encoding="utf-8")
     module, config = stages[-1].module, source.config
     decoders = [graph for graph in module if graph.name.startswith("decoder")]
     reason = why_not_ced(decoders[0]) if decoders else "the engine was compiled without the pass split-encoder-decoder"

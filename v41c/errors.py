@@ -49,6 +49,14 @@ class ContextError(V41CError):
     """A request does not fit the engine's context, vocabulary or slots."""
 
 
+class RefusedError(V41CError):
+    """A server does not take a request: `status` is HTTP's, `param` the field, `code` a word for programs."""
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+
 class MovedError(V41CError):
     """A pass moved numbers that it must not move; the message names it and where it first shows, `report` has all."""
 

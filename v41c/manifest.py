@@ -24,6 +24,7 @@ KERNELS_FOLDER = "kernels"
 KERNELS_FILE = f"{KERNELS_FOLDER}/kernels.so"
 WEIGHTS_FILE = "weights.bin"
 TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 QUANTIZATION_FILE = "quantization.json"
 #: offsets of weights and of arena values are multiples of this many bytes
 ALIGNMENT_BYTES = 64

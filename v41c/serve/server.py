@@ -1,0 +1,139 @@
+"""The driver of `v41c serve`: an engine behind HTTP until the process is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.types import Scope
+
+from v41c.errors import RefusedError, UsageError
+from v41c.runtime.artifact import Engine, load
+from v41c.runtime.session import Session
+from v41c.runtime.text import Text
+from v41c.serve.app import Limits, Service
+from v41c.serve.template import ChatTemplate
+
+#: connections that are open at once: each may keep its client waiting in memory
+_CONNECTIONS = 1024
+#: seconds between the end of what runs and the end of the process, for answers to leave
+_LEAVING_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where to listen and what to take.
+
+    port: 0 for a free one. slots: sequences at once, the engine's number when None. name: what clients call the model,
+    the engine folder's name when None. grace_seconds: for what runs when the process is told to stop.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    slots: int | None = None
+    token_budget: int | None = None
+    name: str | None = None
+    grace_seconds: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which ends with exit code 0 when told to stop, and gives what runs some time to finish."""
+
+    def __init__(self, service: Service, options: ServeOptions) -> None:
+        config = uvicorn.Config(
+            service.app,
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=int(options.grace_seconds) + _LEAVING_SECONDS,
+        )
+        super().__init__(config)
+        self._service, self._grace_seconds = service, options.grace_seconds
+        service.abort = self._abort
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGINT or SIGTERM: stop; told again, stop at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no new requests, let those that run finish, and refuse what is left after the grace."""
+        self._service.stop()
+        timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._service.refuse_all)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def _abort(self, scope: Scope) -> None:
+        """Drop a connection, whatever is still to be read from it."""
+        for connection in list(self.server_state.connections):
+            if getattr(connection, "client", None) == scope.get("client"):
+                connection.transport.abort()
+
+
+def serve(
+    engine: str | Path, options: ServeOptions | None = None, ready: Callable[[str], None] = lambda url: None
+) -> None:
+    """Answer requests until SIGINT or SIGTERM; `ready` is told the address. In the main thread.
+
+    Raises ArtifactError, TokenizerError, ContextError or UsageError before anything is answered, and RefusedError when
+    the batch has failed, of which clients were told.
+    """
+    options = options or ServeOptions()
+    loaded = load(engine)
+    service = make_service(loaded, options)
+    try:
+        with listening(options) as listener:
+            ready(address(listener))
+            Server(service, options).run(sockets=[listener])
+    finally:
+        service.close()
+    if service.worker.failure is not None:
+        raise RefusedError(f"the batch has failed: {service.worker.failure}", status=500)
+
+
+def make_service(engine: Engine, options: ServeOptions) -> Service:
+    """A session of an engine, with its texts, behind an application."""
+    text = Text(engine)
+    template = None
+    if engine.chat_template_path is not None:
+        template = ChatTemplate(engine.chat_template_path, _names(engine, text))
+    session = Session(engine, slots=engine.manifest.slots if options.slots is None else options.slots)
+    name = options.name or engine.path.resolve().name
+    return Service(
+        session, text, template, name, options.limits, token_budget=options.token_budget, created=int(time.time())
+    )
+
+
+def listening(options: ServeOptions) -> socket.socket:
+    """A socket that listens; UsageError for an address that cannot be had."""
+    try:
+        return socket.create_server(
+            (options.host, options.port),
+            family=socket.AF_INET6 if ":" in options.host else socket.AF_INET,
+            backlog=_CONNECTIONS,
+        )
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{options.host}:{options.port}: cannot listen there: {reason}") from error
+
+
+def address(listener: socket.socket) -> str:
+    """Where clients find it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _names(engine: Engine, text: Text) -> dict[str, str]:
+    """The begin token and the first end token, as their texts."""
+    manifest = engine.manifest
+    found = {"bos_token": manifest.bos_token, "eos_token": next(iter(manifest.eos_tokens), None)}
+    return {name: "" if token is None else text.spelled(token) for name, token in found.items()}
