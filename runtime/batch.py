@@ -11,6 +11,7 @@ from v41c.runtime.draft_policy import Policy
 from v41c.runtime.drafter import Drafter
 from v41c.runtime.drafting import accept
 from v41c.runtime.request import Piece, Request
+from v41c.runtime.reuse import Reuse
 from v41c.runtime.session import Session
 from v41c.runtime.steps import Feed, Floats, Part, Room
 
@@ -25,11 +26,12 @@ class Event:
 
 @dataclass(eq=False)
 class _Running:
-    """A request in its slot, and what of it is still to be fed."""
+    """A request in its slot, and what of it is still to be fed; `whole`: nothing was in the slot before its prompt."""
 
     request: Request
     slot: int
     feed: Feed
+    whole: bool
     policy: Policy | None
 
 
@@ -39,15 +41,16 @@ class Batch:
     A sequence has all the memory it can come to need from the moment it gets a slot; requests without one wait, first
     come, first served. Each step takes a token of every sequence that decodes, drafts behind it where that is asked
     for, and fills what is left of the token budget with prompts, in order of arrival. A sequence's tokens do not depend
-    on what shares its steps.
+    on what shares its steps. With `reuse`, prompts begin with what earlier sequences left; their replays share steps.
     """
 
-    def __init__(self, session: Session, *, token_budget: int | None = None) -> None:
+    def __init__(self, session: Session, *, token_budget: int | None = None, reuse: Reuse | None = None) -> None:
         """token_budget: tokens of one step, as many as the engine takes when None. UsageError below one per slot."""
         if token_budget is not None and token_budget < session.slots:
             raise UsageError(f"token-budget: expected at least {session.slots}, a token per slot, got {token_budget}")
         self._session = session
         self._token_budget = session.room.tokens if token_budget is None else token_budget
+        self._reuse = reuse
         self._end_tokens = frozenset(session.engine.manifest.eos_tokens)
         self._drafter = Drafter(session)
         self._waiting: deque[Request] = deque()
@@ -143,10 +146,12 @@ class Batch:
     def _start(self, request: Request, slot: int) -> _Running:
         options = request.options
         policy = self._drafter.policy(options.draft)
-        feed = self._session.feed(
-            request.prompt, slot=slot, mode=options.mode, replay=options.replay, chunk=options.chunk
-        )
-        return _Running(request, slot, feed, policy)
+        prompt, whole = request.prompt, not self._session.length(slot)
+        if self._reuse and whole:
+            request.result.reused = self._reuse.begin(prompt, slot=slot, mode=options.mode, replay=options.replay)
+            prompt = prompt[self._session.length(slot) :]
+        feed = self._session.feed(prompt, slot=slot, mode=options.mode, replay=options.replay, chunk=options.chunk)
+        return _Running(request, slot, feed, whole, policy)
 
     def _take(self) -> list[tuple[_Running, Part]]:
         """What the next step does: sequences that decode come first, the others in order of arrival."""
@@ -198,8 +203,18 @@ class Batch:
 
     def _leave(self) -> None:
         """Free the slots of requests that are done; their sequences stay until others need the place."""
-        self._free += [running.slot for running in self._running if running.request.done]
+        for running in self._running:
+            if running.request.done:
+                self._keep(running)
+                self._free.append(running.slot)
         self._running = [running for running in self._running if not running.request.done]
+
+    def _keep(self, running: _Running) -> None:
+        """Let a sequence leave what later ones can begin with, if its prompt was fed to the end."""
+        request = running.request
+        fed = request.error is None and (request.decoding or running.feed.done)
+        if self._reuse and running.whole and fed:
+            self._reuse.end(request.prompt, request.result.tokens, slot=running.slot)
 
 
 def _failed(request: Request, error: V41CError) -> Event:

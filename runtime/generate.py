@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from v41c.runtime.batch import Batch
 from v41c.runtime.request import Options, Piece, Request, Result
+from v41c.runtime.reuse import Reuse
 from v41c.runtime.session import Session, Tokens
 from v41c.runtime.text import Text
 
@@ -17,10 +18,18 @@ class Generation:
     """
 
     def __init__(
-        self, session: Session, prompt: Tokens, options: Options, text: Text | None = None, *, slot: int = 0
+        self,
+        session: Session,
+        prompt: Tokens,
+        options: Options,
+        text: Text | None = None,
+        *,
+        slot: int = 0,
+        reuse: Reuse | None = None,
     ) -> None:
-        """Nothing runs yet. Without `text` the pieces have tokens only."""
+        """Nothing runs yet. Without `text` the pieces have tokens only. reuse: see `Batch`."""
         self._session = session
+        self._reuse = reuse
         self._request = Request(prompt, options, text)
         self._slot = slot
         self._pieces = self._run()
@@ -35,7 +44,7 @@ class Generation:
         return self._pieces
 
     def _run(self) -> Iterator[Piece]:
-        batch = Batch(self._session)
+        batch = Batch(self._session, reuse=self._reuse)
         batch.add(self._request, slot=self._slot)
         while not batch.idle:
             for event in batch.step():

@@ -7,6 +7,7 @@ from typing import Literal
 
 from v41c.errors import UsageError, V41CError
 from v41c.runtime.drafting import DraftReport
+from v41c.runtime.reuse import Reused
 from v41c.runtime.sampling import Logprobs, Sampler, Sampling, logprobs
 from v41c.runtime.session import Tokens
 from v41c.runtime.steps import Floats
@@ -64,7 +65,8 @@ class Result:
     """What a generation did. Complete when its iteration has ended; the end token is neither in `tokens` nor `text`.
 
     prefill_seconds: from the first step to the first token. decode_seconds: the steps after it, sampling included;
-    decode_tokens: what they chose, an end token included. drafts: what drafting did, None if it was off.
+    decode_tokens: what they chose, an end token included. drafts: what drafting did, None if it was off. reused: what
+    of the prompt was there before.
     """
 
     prompt_tokens: int = 0
@@ -76,6 +78,7 @@ class Result:
     decode_tokens: int = 0
     decode_seconds: float = 0.0
     drafts: DraftReport | None = None
+    reused: Reused = field(default_factory=Reused)
 
     @property
     def prefill_tokens_per_second(self) -> float:

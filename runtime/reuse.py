@@ -9,6 +9,7 @@ usual. Block-token evaluations: L_encoder·(min(P, W) + N − P) + L_decoder·mi
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,7 +53,7 @@ class Reuse:
         """
         session = self._session
         session.check(prompt, mode=mode, replay=replay, chunk=None)
-        tokens = np.asarray(prompt, np.int32)
+        tokens = _keys(prompt)
         session.reset(slot)
         tail = len(tokens) - (session.engine.manifest.window if replay is None else replay)
         prefix = self._store.find(tokens)
@@ -70,10 +71,10 @@ class Reuse:
         session.resume(Standing(start, kept=cached, cuts=Cuts(encoder=start, decoder=start)), slot=slot)
         return Reused(cached, cached - start)
 
-    def end(self, tokens: Tokens, *, slot: int = 0) -> None:
-        """Keep what a sequence leaves: `tokens` are those that it was fed, from its first on."""
+    def end(self, prompt: Tokens, generated: Sequence[int] = (), *, slot: int = 0) -> None:
+        """Keep what a sequence leaves, which was fed a prompt and tokens generated from it, the last ones maybe not."""
         session = self._session
-        fed = np.asarray(tokens, np.int32)
+        fed = np.concatenate([_keys(prompt), np.array(generated, np.int32)])[: session.length(slot)]
         self._store.save(fed, functools.partial(self._rows, slot))
         if self._pool is None:
             return
@@ -129,3 +130,7 @@ class Reuse:
 
     def _rows(self, slot: int, name: str, begin: int, end: int) -> Array:
         return self._session.rows(name, slot, begin, end)
+
+
+def _keys(prompt: Tokens) -> Ints:
+    return np.asarray(prompt, np.int32)

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from v41c import __version__
-from v41c.errors import MovedError, UsageError, V41CError
+from v41c.errors import MovedError, V41CError
 from v41c.terminal import progress
 
 if TYPE_CHECKING:
+    from v41c.run import PrefixCache
     from v41c.runtime.request import Options
 
 #: exit codes of a process that was told to stop, as a shell reports them: 128 and the signal's number
@@ -329,6 +330,8 @@ def compile(
     callback=_drafts,
     help="Tokens to draft in a step: auto, off or 1, 2, …",
 )
+@click.option("--prefix-cache", type=click.Path(path_type=Path), help="A folder of prefixes to begin with and add to.")
+@click.option("--prefix-cache-bytes", type=click.IntRange(min=0), help="The size of that folder.  [default: 4 GiB]")
 @_json
 def run(
     engine: Path,
@@ -346,6 +349,8 @@ def run(
     prefill: str | None,
     replay: int | None,
     draft: int | str,
+    prefix_cache: Path | None,
+    prefix_cache_bytes: int | None,
     as_json: bool,
 ) -> None:
     """Continue a prompt with ENGINE: text to standard output, timings to standard error.
@@ -365,11 +370,15 @@ def run(
     tokens, sooner where a step of several takes hardly longer than one. auto finds out: it times steps on this machine
     once, keeps that in ENGINE.profile.json beside the engine, and drafts as far as it pays, or not at all.
 
+    With --prefix-cache what stays of a sequence is kept in a folder, and a prompt that begins like an earlier one, of
+    this run or another of the same engine, begins from there. Up to the window that changes nothing; beyond, it is an
+    approximation, as ced is: the tokens of the last window are fed again, without what lies before them.
+
     A line of --prompts is {"prompt": "text"} or {"tokens": [1, 2, 3]}, with max_new_tokens, temperature, top_p, top_k,
     min_p, seed and stop (a list of strings) where a prompt wants others. Its result is a line of standard output, in
     the order of the prompts.
     """
-    from v41c.run import Prompt, run
+    from v41c.run import PrefixCache, Prompt, run
     from v41c.runtime.request import Options
     from v41c.runtime.sampling import Sampling
 
@@ -377,14 +386,17 @@ def run(
         raise click.UsageError("expected --temperature above 0 beside --top-p, --top-k and --min-p: 0 is greedy.")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     options = Options(max_new_tokens, sampling, mode=prefill, replay=replay, draft=draft)
+    if prefix_cache is None and prefix_cache_bytes is not None:
+        raise click.UsageError("expected --prefix-cache-bytes with --prefix-cache only.")
+    cache = None if prefix_cache is None else PrefixCache(prefix_cache, prefix_cache_bytes)
     if prompts is not None:
         if text is not None or file is not None or tokens is not None or as_json:
             raise click.UsageError("expected --prompts without --prompt, --prompt-file, --tokens and --json.")
-        _run_prompts(engine, prompts, options, batch)
+        _run_prompts(engine, prompts, options, batch, cache)
         return
     if batch is not None:
         raise click.UsageError("expected --batch with --prompts only.")
-    report = run(engine, Prompt(text, file, tokens), options, _hide if as_json else _stream)
+    report = run(engine, Prompt(text, file, tokens), options, _hide if as_json else _stream, cache)
     if as_json:
         _emit(report, as_json)
         return
@@ -392,11 +404,11 @@ def run(
     print(report.summary(), file=sys.stderr)
 
 
-def _run_prompts(engine: Path, file: str, options: Options, slots: int | None) -> None:
+def _run_prompts(engine: Path, file: str, options: Options, slots: int | None, cache: PrefixCache | None) -> None:
     from v41c.run_prompts import run_prompts
 
     with progress() as show:
-        report = run_prompts(engine, file, options, slots, _print_line, show)
+        report = run_prompts(engine, file, options, slots, _print_line, show, cache)
     print(report.summary(), file=sys.stderr)
     if report.failed:
         raise click.exceptions.Exit(1)
@@ -412,51 +424,6 @@ def _stream(text: str) -> None:
 
 def _hide(text: str) -> None:
     pass
-
-
-@cli.command(short_help="Answer requests over HTTP, as the OpenAI API does.")
-@_engine
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 is any free one.")
-@click.option("--slots", type=click.IntRange(min=1), help="Sequences at once.  [default: the engine's slots]")
-@click.option("--token-budget", type=click.IntRange(min=1), help="Tokens of a step.  [default: what the engine takes]")
-@click.option("--name", help="What clients call the model.  [default: the engine folder's name]")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Of one answer.  [default: what the context holds]")
-@click.option("--queue", type=click.IntRange(min=0), default=64, show_default=True, help="Requests that may wait.")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds for one request.")
-@click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in when told to stop.")
-def serve(
-    engine: Path,
-    host: str,
-    port: int,
-    slots: int | None,
-    token_budget: int | None,
-    name: str | None,
-    max_tokens: int | None,
-    queue: int,
-    timeout: float,
-    grace: float,
-) -> None:
-    """Answer requests with ENGINE over HTTP: /v1/completions, /v1/chat/completions and /v1/models of the OpenAI API.
-
-    Requests share the steps of one batch. Chats need the chat template of the checkpoint's folder. /health says whether
-    it is well, /metrics how it does, for Prometheus. SIGTERM and SIGINT let what runs finish.
-
-    \b
-    Examples:
-      v41c serve e
-      v41c serve e --port 9000 --slots 4 --name tiny
-      curl localhost:8000/v1/completions -d '{"model": "e", "prompt": "And it came"}'
-    """
-    try:
-        from v41c.serve.app import Limits
-        from v41c.serve.server import ServeOptions, serve
-    except ModuleNotFoundError as error:
-        raise UsageError(f"serve: expected the package {error.name}: pip install 'v41c[serve]'") from error
-
-    limits = Limits(max_tokens=max_tokens, waiting=queue, seconds=timeout)
-    options = ServeOptions(host, port, slots, token_budget, name, grace, limits)
-    serve(engine, options, lambda url: print(f"serving {engine} at {url}", file=sys.stderr, flush=True))
 
 
 @cli.command(short_help="Hold an engine against the eager model or golden tensors.")

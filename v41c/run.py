@@ -13,7 +13,10 @@ from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.drafting import DraftReport
 from v41c.runtime.generate import Generation
+from v41c.runtime.pool import Pool
+from v41c.runtime.prefix_store import DEFAULT_LIMIT_BYTES, PrefixStore
 from v41c.runtime.request import Options, Result
+from v41c.runtime.reuse import Reuse
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
 
@@ -63,6 +66,8 @@ class RunReport:
     block_evaluations: int
     memory_bytes: int
     drafts: DraftReport | None
+    cached_tokens: int
+    replayed_tokens: int
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -74,11 +79,17 @@ class RunReport:
             [
                 f"loaded in {self.load_seconds:.2f} s",
                 f"prompt: {self.prompt_tokens} tokens in {self.prefill_seconds:.2f} s "
-                f"({self.prefill_tokens_per_second:.0f} tokens/s, {self.mode})",
+                f"({self.prefill_tokens_per_second:.0f} tokens/s, {self.mode}){self._reused()}",
                 f"generated: {len(self.tokens)} tokens, stopped by {self.finish_reason}{self._decode_speed()}",
                 *([] if self.drafts is None else [self.drafts.summary()]),
             ]
         )
+
+    def _reused(self) -> str:
+        """What of the prompt was in the prefix cache, if anything was."""
+        if not self.cached_tokens:
+            return ""
+        return f"; {self.cached_tokens} of them were cached, {self.replayed_tokens} replayed"
 
     def _decode_speed(self) -> str:
         """Speed of decode, which makes every token but the first: that one comes from prefill."""
@@ -87,8 +98,25 @@ class RunReport:
         return f"; decode took {self.decode_seconds:.2f} s ({self.decode_tokens_per_second:.0f} tokens/s)"
 
 
+@dataclass(frozen=True)
+class PrefixCache:
+    """A folder of prefixes that prompts may begin with, and its size limit, the store's own when None."""
+
+    folder: Path
+    limit_bytes: int | None = None
+
+    def open(self, session: Session, pool: Pool | None = None) -> Reuse:
+        """What a session reuses. UsageError for a path of a file."""
+        limit = DEFAULT_LIMIT_BYTES if self.limit_bytes is None else self.limit_bytes
+        return Reuse(session, PrefixStore(self.folder, session.engine.manifest, limit_bytes=limit), pool)
+
+
 def run(
-    engine: str | Path, prompt: Prompt, options: Options, write: Callable[[str], None] = lambda text: None
+    engine: str | Path,
+    prompt: Prompt,
+    options: Options,
+    write: Callable[[str], None] = lambda text: None,
+    cache: PrefixCache | None = None,
 ) -> RunReport:
     """Generate, handing out the text as it comes: token ids with a space behind each where there is no tokenizer.
 
@@ -101,7 +129,7 @@ def run(
     session = open_session(loaded, options)
     mode = options.mode or session.default_mode
     require_replay(options, session)
-    generation = Generation(session, ids, options, text)
+    generation = Generation(session, ids, options, text, reuse=None if cache is None else cache.open(session))
     load_seconds = time.perf_counter() - began
     for piece in generation:
         if text is not None:
@@ -143,6 +171,8 @@ def _report(
         block_evaluations=session.block_evaluations,
         memory_bytes=session.memory_bytes,
         drafts=result.drafts,
+        cached_tokens=result.reused.cached_tokens,
+        replayed_tokens=result.reused.replayed_tokens,
     )
 
 

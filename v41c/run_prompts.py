@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from v41c.errors import UsageError, V41CError
-from v41c.run import open_session, read_bytes, require_replay
+from v41c.run import PrefixCache, open_session, read_bytes, require_replay
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.batch import Batch
 from v41c.runtime.drafting import DraftReport, added_up
@@ -59,6 +59,8 @@ class Continuation:
     text: str | None
     finish_reason: str | None
     error: str | None
+    cached_tokens: int
+    replayed_tokens: int
 
     def to_json(self) -> dict[str, Any]:
         """The object of its line."""
@@ -78,15 +80,18 @@ class PromptsReport:
     seconds: float
     memory_bytes: int
     drafts: DraftReport | None
+    cached_tokens: int
+    replayed_tokens: int
 
     def summary(self) -> str:
         """Counts and timings, one line each."""
         speed = (self.prompt_tokens + self.tokens) / self.seconds if self.seconds else 0.0
         failed = f", {self.failed} failed" if self.failed else ""
+        cached = f"; {self.cached_tokens} cached, {self.replayed_tokens} replayed" if self.cached_tokens else ""
         return "\n".join(
             [
                 f"loaded in {self.load_seconds:.2f} s",
-                f"{self.prompts} prompts of {self.prompt_tokens} tokens, up to {self.slots} at once{failed}",
+                f"{self.prompts} prompts of {self.prompt_tokens} tokens, up to {self.slots} at once{failed}{cached}",
                 f"generated: {self.tokens} tokens in {self.seconds:.2f} s ({speed:.0f} tokens/s, prompts included)",
                 *([] if self.drafts is None else [self.drafts.summary()]),
             ]
@@ -100,6 +105,7 @@ def run_prompts(
     slots: int | None = None,
     write: Callable[[Continuation], None] = lambda result: None,
     progress: Callable[[str], None] = lambda text: None,
+    cache: PrefixCache | None = None,
 ) -> PromptsReport:
     """Continue every prompt of a file (`-`: standard input), up to `slots` at once, the engine's number when None.
 
@@ -113,7 +119,7 @@ def run_prompts(
     most = min(loaded.manifest.slots, max(1, len(requests))) if slots is None else slots
     session = open_session(loaded, options, most)
     require_replay(options, session)
-    batch = Batch(session)
+    batch = Batch(session, reuse=None if cache is None else cache.open(session))
     for number, request in requests:
         with _named(file, number):
             batch.add(request)
@@ -131,6 +137,8 @@ def run_prompts(
         seconds=time.perf_counter() - began,
         memory_bytes=session.memory_bytes,
         drafts=added_up(request.result.drafts for request in asked),
+        cached_tokens=sum(request.result.reused.cached_tokens for request in asked),
+        replayed_tokens=sum(request.result.reused.replayed_tokens for request in asked),
     )
 
 
@@ -155,6 +163,8 @@ def _continuation(request: Request, has_text: bool) -> Continuation:
         text=result.text if has_text else None,
         finish_reason=result.stop,
         error=None if request.error is None else str(request.error),
+        cached_tokens=result.reused.cached_tokens,
+        replayed_tokens=result.reused.replayed_tokens,
     )
 
 

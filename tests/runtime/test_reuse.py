@@ -11,11 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.fake_engine import CONTEXT, VOCABULARY, WINDOW, expected, expected_draft
+from tests.runtime.fake_engine import (
+    CONTEXT,
+    VOCABULARY,
+    WINDOW,
+    Built,
+    expected,
+    expected_draft,
+    write_engine,
+)
 from v41c.errors import ContextError, UsageError
-from v41c.runtime.artifact import Engine
+from v41c.runtime.artifact import Engine, load
+from v41c.runtime.batch import Batch
+from v41c.runtime.generate import Generation
 from v41c.runtime.pool import Pool
 from v41c.runtime.prefix_store import PrefixStore
+from v41c.runtime.request import Options, Request
 from v41c.runtime.reuse import Reuse, Reused
 from v41c.runtime.session import Session
 from v41c.runtime.steps import Floats
@@ -216,3 +227,65 @@ def test_a_prompt_is_checked_before_any_work(engine: Engine, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="expected one of ced, decode, full, got 'half'"):
         reuse.begin([1], mode="half")
     assert session.length() == 9
+
+
+@pytest.mark.parametrize(("mode", "steps"), [("ced", 2), ("full", 1)])
+def test_sequences_of_a_batch_share_their_replays(built: Built, tmp_path: Path, mode: str, steps: int) -> None:
+    engine = load(write_engine(built, tmp_path / "wide", variants=(1, 16)))
+    saved(engine, tmp_path / "store", TOKENS[:20])
+    for count in (1, 3):
+        session = Session(engine, slots=3, poison=True)
+        batch = Batch(session, reuse=Reuse(session, store_of(engine, tmp_path / "store")))
+        requests = [Request([*TOKENS[:20], token], Options(1, mode=mode)) for token in range(count)]
+        for request in requests:
+            batch.add(request)
+        for _ in range(steps):
+            assert not any(request.done for request in requests)
+            batch.step()
+        for token, request in enumerate(requests):
+            assert request.done
+            assert request.result.reused == Reused(20, WINDOW)
+            begin = 17 if mode == "ced" else 16
+            wanted = expected([*TOKENS[:20], token], [(begin, 21, begin)], encoder_first=16).logits[20]
+            assert request.result.tokens == [int(np.argmax(wanted))]
+
+
+def test_a_batch_keeps_what_its_sequences_were_fed(engine: Engine, tmp_path: Path) -> None:
+    session = Session(engine, slots=3, poison=True)
+    reuse = Reuse(session, store_of(engine, tmp_path), Pool())
+    batch = Batch(session, reuse=reuse)
+    first = Request(TOKENS[:9], Options(6))
+    left = Request(TOKENS[10:30], Options(6))
+    for request in (first, left):
+        batch.add(request)
+    batch.step()
+    batch.cancel(left)
+    while not batch.idle:
+        batch.step()
+    turns = [*TOKENS[:9], *first.result.tokens, 3, 1, 4]
+    second = Request(turns, Options(4))
+    third = Request(TOKENS[10:30], Options(1))
+    for request in (second, third):
+        batch.add(request)
+    while not batch.idle:
+        batch.step()
+    # the last token that a sequence chose was not fed; a prompt that was not fed to its end is not kept
+    assert (second.result.reused, third.result.reused) == (Reused(9 + 5), Reused())
+    alone = Session(engine)
+    assert list(Generation(alone, TOKENS[:9], Options(6)))[-1].token == turns[14]
+    generation = Generation(alone, turns[14:], Options(4))
+    assert [piece.token for piece in generation] == second.result.tokens
+
+
+def test_a_generation_continues_what_is_in_its_slot_or_begins_with_a_prefix(engine: Engine, tmp_path: Path) -> None:
+    session = Session(engine, poison=True)
+    reuse = Reuse(session, store_of(engine, tmp_path))
+    first = Generation(session, TOKENS[:9], Options(6, mode="full"), reuse=reuse)
+    list(first)
+    more = Generation(session, first.result.tokens[-1:], Options(3, mode="full"), reuse=reuse)
+    list(more)
+    assert more.result.reused == Reused()
+    session.reset()
+    again = Generation(session, TOKENS[:9], Options(6, mode="full"), reuse=reuse)
+    list(again)
+    assert again.result.reused == Reused(8, WINDOW)
