@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from v41c import __version__
-from v41c.errors import MovedError, V41CError
+from v41c.errors import MovedError, UsageError, V41CError
 from v41c.terminal import progress
 
 if TYPE_CHECKING:
@@ -424,6 +424,51 @@ def _stream(text: str) -> None:
 
 def _hide(text: str) -> None:
     pass
+
+
+@cli.command(short_help="Answer requests over HTTP, as the OpenAI API does.")
+@_engine
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 is any free one.")
+@click.option("--slots", type=click.IntRange(min=1), help="Sequences at once.  [default: the engine's slots]")
+@click.option("--token-budget", type=click.IntRange(min=1), help="Tokens of a step.  [default: what the engine takes]")
+@click.option("--name", help="What clients call the model.  [default: the engine folder's name]")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Of one answer.  [default: what the context holds]")
+@click.option("--queue", type=click.IntRange(min=0), default=64, show_default=True, help="Requests that may wait.")
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds for one request.")
+@click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in when told to stop.")
+def serve(
+    engine: Path,
+    host: str,
+    port: int,
+    slots: int | None,
+    token_budget: int | None,
+    name: str | None,
+    max_tokens: int | None,
+    queue: int,
+    timeout: float,
+    grace: float,
+) -> None:
+    """Answer requests with ENGINE over HTTP: /v1/completions, /v1/chat/completions and /v1/models of the OpenAI API.
+
+    Requests share the steps of one batch. Chats need the chat template of the checkpoint's folder. /health says whether
+    it is well, /metrics how it does, for Prometheus. SIGTERM and SIGINT let what runs finish.
+
+    \b
+    Examples:
+      v41c serve e
+      v41c serve e --port 9000 --slots 4 --name tiny
+      curl localhost:8000/v1/completions -d '{"model": "e", "prompt": "And it came"}'
+    """
+    try:
+        from v41c.serve.app import Limits
+        from v41c.serve.server import ServeOptions, serve
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve: expected the package {error.name}: pip install 'v41c[serve]'") from error
+
+    limits = Limits(max_tokens=max_tokens, waiting=queue, seconds=timeout)
+    options = ServeOptions(host, port, slots, token_budget, name, grace, limits)
+    serve(engine, options, lambda url: print(f"serving {engine} at {url}", file=sys.stderr, flush=True))
 
 
 @cli.command(short_help="Hold an engine against the eager model or golden tensors.")
