@@ -25,7 +25,7 @@ from v41c.errors import MovedError, UsageError, V41CError
 from v41c.terminal import progress
 
 if TYPE_CHECKING:
-    from v41c.run import PrefixCache
+    from v41c.prefix_cache import PrefixCache
     from v41c.runtime.request import Options
 
 #: exit codes of a process that was told to stop, as a shell reports them: 128 and the signal's number
@@ -378,7 +378,7 @@ def run(
     min_p, seed and stop (a list of strings) where a prompt wants others. Its result is a line of standard output, in
     the order of the prompts.
     """
-    from v41c.run import PrefixCache, Prompt, run
+    from v41c.run import Prompt, run
     from v41c.runtime.request import Options
     from v41c.runtime.sampling import Sampling
 
@@ -386,9 +386,7 @@ def run(
         raise click.UsageError("expected --temperature above 0 beside --top-p, --top-k and --min-p: 0 is greedy.")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
     options = Options(max_new_tokens, sampling, mode=prefill, replay=replay, draft=draft)
-    if prefix_cache is None and prefix_cache_bytes is not None:
-        raise click.UsageError("expected --prefix-cache-bytes with --prefix-cache only.")
-    cache = None if prefix_cache is None else PrefixCache(prefix_cache, prefix_cache_bytes)
+    cache = _prefix_cache(prefix_cache, prefix_cache_bytes)
     if prompts is not None:
         if text is not None or file is not None or tokens is not None or as_json:
             raise click.UsageError("expected --prompts without --prompt, --prompt-file, --tokens and --json.")
@@ -402,6 +400,16 @@ def run(
         return
     print(flush=True)
     print(report.summary(), file=sys.stderr)
+
+
+def _prefix_cache(folder: Path | None, limit_bytes: int | None) -> PrefixCache | None:
+    from v41c.prefix_cache import PrefixCache
+
+    if folder is not None:
+        return PrefixCache(folder, limit_bytes)
+    if limit_bytes is not None:
+        raise click.UsageError("expected --prefix-cache-bytes with --prefix-cache only.")
+    return None
 
 
 def _run_prompts(engine: Path, file: str, options: Options, slots: int | None, cache: PrefixCache | None) -> None:
@@ -437,6 +445,8 @@ def _hide(text: str) -> None:
 @click.option("--queue", type=click.IntRange(min=0), default=64, show_default=True, help="Requests that may wait.")
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds for one request.")
 @click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in when told to stop.")
+@click.option("--prefix-cache", type=click.Path(path_type=Path), help="A folder of prefixes to begin with and add to.")
+@click.option("--prefix-cache-bytes", type=click.IntRange(min=0), help="The size of that folder.  [default: 4 GiB]")
 def serve(
     engine: Path,
     host: str,
@@ -448,11 +458,14 @@ def serve(
     queue: int,
     timeout: float,
     grace: float,
+    prefix_cache: Path | None,
+    prefix_cache_bytes: int | None,
 ) -> None:
     """Answer requests with ENGINE over HTTP: /v1/completions, /v1/chat/completions and /v1/models of the OpenAI API.
 
     Requests share the steps of one batch. Chats need the chat template of the checkpoint's folder. /health says whether
-    it is well, /metrics how it does, for Prometheus. SIGTERM and SIGINT let what runs finish.
+    it is well, /metrics how it does, for Prometheus. SIGTERM and SIGINT let what runs finish. With --prefix-cache, as
+    in run, prompts begin with what earlier ones left; the next turn of a chat goes on where the last one ended.
 
     \b
     Examples:
@@ -467,7 +480,8 @@ def serve(
         raise UsageError(f"serve: expected the package {error.name}: pip install 'v41c[serve]'") from error
 
     limits = Limits(max_tokens=max_tokens, waiting=queue, seconds=timeout)
-    options = ServeOptions(host, port, slots, token_budget, name, grace, limits)
+    cache = _prefix_cache(prefix_cache, prefix_cache_bytes)
+    options = ServeOptions(host, port, slots, token_budget, name, grace, limits, cache)
     serve(engine, options, lambda url: print(f"serving {engine} at {url}", file=sys.stderr, flush=True))
 
 

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from v41c.errors import UsageError
+from v41c.prefix_cache import PrefixCache
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.drafting import DraftReport
 from v41c.runtime.generate import Generation
-from v41c.runtime.pool import Pool
-from v41c.runtime.prefix_store import DEFAULT_LIMIT_BYTES, PrefixStore
 from v41c.runtime.request import Options, Result
-from v41c.runtime.reuse import Reuse
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
 
@@ -96,19 +94,6 @@ class RunReport:
         if len(self.tokens) < 2:
             return ""
         return f"; decode took {self.decode_seconds:.2f} s ({self.decode_tokens_per_second:.0f} tokens/s)"
-
-
-@dataclass(frozen=True)
-class PrefixCache:
-    """A folder of prefixes that prompts may begin with, and its size limit, the store's own when None."""
-
-    folder: Path
-    limit_bytes: int | None = None
-
-    def open(self, session: Session, pool: Pool | None = None) -> Reuse:
-        """What a session reuses. UsageError for a path of a file."""
-        limit = DEFAULT_LIMIT_BYTES if self.limit_bytes is None else self.limit_bytes
-        return Reuse(session, PrefixStore(self.folder, session.engine.manifest, limit_bytes=limit), pool)
 
 
 def run(

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from v41c.errors import UsageError, V41CError
-from v41c.run import PrefixCache, open_session, read_bytes, require_replay
+from v41c.prefix_cache import PrefixCache
+from v41c.run import open_session, read_bytes, require_replay
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.batch import Batch
 from v41c.runtime.drafting import DraftReport, added_up

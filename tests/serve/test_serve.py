@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import shutil
@@ -24,6 +25,7 @@ from tests.serve.serving import Running, running
 from v41c.errors import ArtifactError, TokenizerError, UsageError
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.manifest import CHAT_TEMPLATE_FILE, MANIFEST_FILE, FileEntry, decode, encode
+from v41c.prefix_cache import PrefixCache
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.generate import Generation
 from v41c.runtime.request import Options
@@ -47,8 +49,6 @@ CHAT_PROMPT = "user: Who built the ark?\nassistant:"
 
 def with_template(engine: Path, folder: Path, template: str = TEMPLATE) -> Path:
     """A copy of an engine whose checkpoint had a chat template."""
-    import hashlib
-
     shutil.copytree(engine, folder)
     (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
     content = template.encode()
@@ -73,9 +73,10 @@ def server(engine: Engine) -> Iterator[Running]:
 
 
 @pytest.fixture
-def client(server: Running) -> openai.OpenAI:
+def client(server: Running) -> Iterator[openai.OpenAI]:
     """The official client."""
-    return server.client()
+    with server.client() as one:
+        yield one
 
 
 def generated(engine: Engine, prompt: str, options: Options) -> Generation:
@@ -225,7 +226,8 @@ def test_requests_at_once_do_not_change_each_other(engine: Engine, server: Runni
     wanted = [generated(engine, prompt, Options(20)).result.text for prompt in prompts]
 
     def ask(prompt: str) -> str:
-        answer = server.client().completions.create(model="tiny", prompt=prompt, max_tokens=20, temperature=0)
+        with server.client() as client:
+            answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=20, temperature=0)
         return str(answer.choices[0].text)
 
     with ThreadPoolExecutor(4) as pool:
@@ -347,11 +349,16 @@ def test_what_cannot_be_served(engine: Engine, engine_of: EngineOf, tmp_path: Pa
 # --- clients that go away, wait, or do not read -------------------------------------------------------------------
 
 
-def stream_of(server: Running, **fields: object) -> socket.socket:
-    """A connection on which a stream has begun."""
-    raw = socket.create_connection(server.place, timeout=30)
-    content = body(stream=True, max_tokens=400, **fields)
+def asking(place: tuple[str, int], content: bytes) -> socket.socket:
+    """A connection with a request on it."""
+    raw = socket.create_connection(place, timeout=30)
     raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
+    return raw
+
+
+def stream_of(server: Running) -> socket.socket:
+    """A connection on which a stream has begun."""
+    raw = asking(server.place, body(stream=True, max_tokens=400))
     assert b" 200 OK" in raw.recv(64)
     return raw
 
@@ -370,9 +377,7 @@ def test_a_client_that_goes_away_makes_room(server: Running, client: openai.Open
 
 def test_a_client_that_goes_away_while_it_waits(server: Running) -> None:
     streams = [stream_of(server) for _ in range(2)]
-    raw = socket.create_connection(server.place, timeout=30)
-    content = body(max_tokens=400)
-    raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
+    raw = asking(server.place, body(max_tokens=400))
     until(lambda: server.service.worker.waiting == 1)
     raw.close()
     until(lambda: server.service.worker.waiting == 0)
@@ -385,10 +390,7 @@ def test_more_than_may_wait_are_turned_away(server: Running) -> None:
     streams = [stream_of(server) for _ in range(2)]
     waiting = []
     for number in range(2):
-        raw = socket.create_connection(server.place, timeout=30)
-        content = body(max_tokens=1)
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
-        waiting.append(raw)
+        waiting.append(asking(server.place, body(max_tokens=1)))
         until(lambda number=number: server.service.worker.waiting == number + 1)  # type: ignore[misc]
     status, value = post(server, body(max_tokens=1))
     assert (status, value["error"]["code"]) == (429, "queue_full")
@@ -405,8 +407,8 @@ def test_a_request_that_takes_too_long(engine: Engine) -> None:
     with running(engine, options) as server:
         status, value = post(server, body(max_tokens=500))
         assert (status, value["error"]["message"]) == (504, "not done within 0.2 s")
-        with pytest.raises(openai.APIError, match=r"not done within 0.2 s"):
-            list(server.client().completions.create(model="tiny", prompt=PROMPT, max_tokens=500, stream=True))
+        with server.client() as client, pytest.raises(openai.APIError, match=r"not done within 0.2 s"):
+            list(client.completions.create(model="tiny", prompt=PROMPT, max_tokens=500, stream=True))
         until(lambda: server.service.worker.running == 0)
 
 
@@ -422,13 +424,11 @@ def test_sigterm_lets_what_runs_finish(engine: Engine, grace: str, finishes: boo
         line = process.stderr.readline()
         assert line.startswith(f"serving {engine.path} at http://127.0.0.1:")
         host, _, port = line.split()[-1].removeprefix("http://").rpartition(":")
-        raw = socket.create_connection((host, int(port)), timeout=60)
-        content = body(model=engine.path.name, stream=True, max_tokens=200)
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
-        received = raw.recv(64)
-        process.send_signal(signal.SIGTERM)
-        while part := raw.recv(65536):
-            received += part
+        with asking((host, int(port)), body(model=engine.path.name, stream=True, max_tokens=200)) as raw:
+            received = raw.recv(64)
+            process.send_signal(signal.SIGTERM)
+            while part := raw.recv(65536):
+                received += part
         assert (b"data: [DONE]" in received) == finishes
         assert (b"the server is shutting down" in received) != finishes
         assert process.wait(60) == 0
@@ -436,4 +436,21 @@ def test_sigterm_lets_what_runs_finish(engine: Engine, grace: str, finishes: boo
     finally:
         process.kill()
         process.wait()
-        process.stderr.close() if process.stderr else None
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def test_prompts_begin_with_what_earlier_ones_left(engine: Engine, tmp_path: Path) -> None:
+    options = ServeOptions(port=0, slots=1, name="tiny", cache=PrefixCache(tmp_path / "cache"))
+    prompts = [PROMPT, f"{PROMPT} and said unto them,", PROMPT]
+    wanted = [generated(engine, prompt, Options(5)).result.text for prompt in prompts]
+    for cached in ([0, 6, 6], [6, 10, 6]):
+        with running(engine, options) as server:
+            found = [
+                server.client().completions.create(model="tiny", prompt=prompt, max_tokens=5, temperature=0)
+                for prompt in prompts
+            ]
+        # within the window nothing but the work changes
+        assert [answer.choices[0].text for answer in found] == wanted
+        details = [answer.usage.prompt_tokens_details for answer in found if answer.usage]
+        assert [one.cached_tokens for one in details if one] == cached

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from v41c.errors import ContextError, RefusedError, UsageError, V41CError
 from v41c.runtime.request import Options, Request
+from v41c.runtime.reuse import Reuse
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
 from v41c.serve.answer import Answer, error_json, status_of
@@ -55,9 +56,10 @@ class Service:
         limits: Limits,
         *,
         token_budget: int | None = None,
+        reuse: Reuse | None = None,
         created: int = 0,
     ) -> None:
-        self.worker = Worker(session, token_budget=token_budget)
+        self.worker = Worker(session, token_budget=token_budget, reuse=reuse)
         self.metrics = Metrics(lambda: self.worker.running, lambda: self.worker.waiting)
         self.abort: Callable[[Scope], None] = lambda scope: None
         self._session, self._text, self._template = session, text, template
@@ -166,11 +168,11 @@ class Service:
             )
 
     def _answer(self, body: Body, ids: list[int], reply: Reply) -> _Asgi:
-        request = Request(ids, self._options(body, len(ids)), self._text)
         try:
             self._session.check(ids, mode=None, replay=None, chunk=None)
         except ContextError as error:
             raise RefusedError(str(error), param="prompt") from error
+        request = Request(ids, self._options(body, len(ids)), self._text)
         # others may have come while this one's body was read
         self._require_place()
         self._open += 1
@@ -195,10 +197,10 @@ class Service:
         most = room if self._limits.max_tokens is None else min(room, self._limits.max_tokens)
         wanted = body.wanted_tokens
         if wanted is None:
-            return body.options(max(0, most))
+            return body.options(most if body.usual_tokens is None else min(most, body.usual_tokens))
         if wanted > most:
             raise RefusedError(
-                f"max_tokens: expected at most {max(0, most)} behind {prompt_tokens} tokens of prompt, got {wanted}",
+                f"max_tokens: expected at most {most} behind {prompt_tokens} tokens of prompt, got {wanted}",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

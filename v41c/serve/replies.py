@@ -20,9 +20,14 @@ _FINISH: dict[StopReason | None, str] = {
 
 
 def usage(result: Result) -> Json:
-    """Tokens in and out."""
+    """Tokens in and out, and those of the prompt that were cached."""
     prompt, completion = result.prompt_tokens, len(result.tokens)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": result.reused.cached_tokens},
+    }
 
 
 class Reply(Protocol):

@@ -14,7 +14,9 @@ import uvicorn
 from starlette.types import Scope
 
 from v41c.errors import RefusedError, UsageError
+from v41c.prefix_cache import PrefixCache
 from v41c.runtime.artifact import Engine, load
+from v41c.runtime.pool import Pool
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
 from v41c.serve.app import Limits, Service
@@ -31,7 +33,8 @@ class ServeOptions:
     """Where to listen and what to take.
 
     port: 0 for a free one. slots: sequences at once, the engine's number when None. name: what clients call the model,
-    the engine folder's name when None. grace_seconds: for what runs when the process is told to stop.
+    the engine folder's name when None. grace_seconds: for what runs when the process is told to stop. cache: prefixes
+    that prompts may begin with, none when None.
     """
 
     host: str = "127.0.0.1"
@@ -41,6 +44,7 @@ class ServeOptions:
     name: str | None = None
     grace_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
+    cache: PrefixCache | None = None
 
 
 class Server(uvicorn.Server):
@@ -108,8 +112,16 @@ def make_service(engine: Engine, options: ServeOptions) -> Service:
         template = ChatTemplate(engine.chat_template_path, _names(engine, text))
     session = Session(engine, slots=engine.manifest.slots if options.slots is None else options.slots)
     name = options.name or engine.path.resolve().name
+    reuse = None if options.cache is None else options.cache.open(session, Pool())
     return Service(
-        session, text, template, name, options.limits, token_budget=options.token_budget, created=int(time.time())
+        session,
+        text,
+        template,
+        name,
+        options.limits,
+        token_budget=options.token_budget,
+        reuse=reuse,
+        created=int(time.time()),
     )
 
 

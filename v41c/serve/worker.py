@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from v41c.errors import RefusedError, V41CError
 from v41c.runtime.batch import Batch
 from v41c.runtime.request import Piece, Request
+from v41c.runtime.reuse import Reuse
 from v41c.runtime.session import Session
 
 
@@ -29,9 +30,9 @@ Deliver = Callable[[Update], None]
 class Worker:
     """Runs a batch of a session until it is closed. Every method may be called from any thread."""
 
-    def __init__(self, session: Session, *, token_budget: int | None = None) -> None:
-        """Begin to wait for requests."""
-        self._batch = Batch(session, token_budget=token_budget)
+    def __init__(self, session: Session, *, token_budget: int | None = None, reuse: Reuse | None = None) -> None:
+        """Begin to wait for requests. token_budget, reuse: see `Batch`."""
+        self._batch = Batch(session, token_budget=token_budget, reuse=reuse)
         self._delivers: dict[Request, Deliver] = {}
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
