@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -45,6 +45,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of requests have. `top_k` and `min_p` are ours."""
 
+    #: tokens to generate where that is left to us, None for as many as fit
+    usual_tokens: ClassVar[int | None] = None
     model: str
     max_tokens: int | None = None
     temperature: float | None = None
@@ -115,16 +117,12 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class CompletionBody(Body, forbid_unknown_fields=True, kw_only=True):
     """The body of /v1/completions."""
 
+    usual_tokens: ClassVar[int | None] = 16
     prompt: str | list[Any]
     logprobs: int | None = None
     echo: Any = None
     best_of: Any = None
     suffix: Any = None
-
-    @property
-    def wanted_tokens(self) -> int | None:
-        """16 when it is left out, as the API says."""
-        return 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
