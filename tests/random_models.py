@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.rewinding import play
 from v41c.compile import CompileOptions, compile, read_source
 from v41c.frontend.config import parse_config
 from v41c.frontend.engram import bucket_primes
@@ -23,7 +24,7 @@ from v41c.interpreted import InterpretedSubject
 from v41c.ir.graph import Module
 from v41c.ir.text import parse_module
 from v41c.passes import select_kernels
-from v41c.runtime.artifact import load
+from v41c.runtime.artifact import Engine, load
 from v41c.runtime.session import Session
 from v41c.subject import Arithmetic, Notes
 
@@ -141,7 +142,8 @@ class Outcome:
 
     `relative` and `median`: distance of its logits to the eager model's, of all together and of a token. `drafts`: the
     largest distance of draft logits to the interpreter's, relative to their norm. `interpreted`: whether the graphs
-    that kernels are selected for give the eager model's logits to the last bit.
+    that kernels are selected for give the eager model's logits to the last bit. `taken_back`: whether verified tokens
+    leave no trace once they are taken back; so it is without a draft head, when none can be verified.
     """
 
     relative: float
@@ -150,6 +152,7 @@ class Outcome:
     interpreted: bool
     same_in_one_piece: bool
     finite: bool
+    taken_back: bool
 
 
 def run_random_model(folder: Path, seed: int, arithmetic: Arithmetic, passes: str) -> Outcome:
@@ -180,7 +183,13 @@ def run_random_model(folder: Path, seed: int, arithmetic: Arithmetic, passes: st
         interpreted=np.array_equal(interpreted, wanted),
         same_in_one_piece=np.array_equal(found, whole),
         finite=bool(np.isfinite(found).all()),
+        taken_back=not drafting or _leaves_no_trace(engine, seed),
     )
+
+
+def _leaves_no_trace(engine: Engine, seed: int) -> bool:
+    session, plain = (Session(engine, slots=2, drafting=True, poison=True) for _ in range(2))
+    return not any(play(session, plain, seed, rounds=16, longest_prompt=6))
 
 
 def _distance(found: np.ndarray, wanted: np.ndarray) -> float:

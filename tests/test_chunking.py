@@ -1,4 +1,7 @@
-"""Any cut of a prompt into chunks is the same prompt to an engine, to the last bit of its logits and caches."""
+"""Any cut of a prompt into chunks is the same prompt to an engine, to the last bit of its logits and caches.
+
+So are tokens between which others were verified and taken back.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.rewinding import play
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.session import Session, Tokens
@@ -68,6 +72,18 @@ def test_logits_of_every_token_are_those_of_the_last_ones(
     every = Session(engine).prefill_all(tokens, mode="full")
     for count in (1, 2, 17, 64, 83):
         np.testing.assert_array_equal(Session(engine).prefill(tokens[:count], mode="full"), every[count - 1])
+
+
+@pytest.mark.parametrize(("checkpoint", "arithmetic"), ENGINES[:2])
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 99))
+def test_a_verification_that_is_taken_back(checkpoint: Path, arithmetic: str, engine_of: EngineOf, seed: int) -> None:
+    """Odd positions, rings that begin again, several slots: enough rounds to fill every ring."""
+    engine = load(engine_of(checkpoint, arithmetic))
+    session, plain = (Session(engine, slots=2, drafting=True, poison=True) for _ in range(2))
+    for differing in play(session, plain, seed, rounds=24):
+        assert not differing
+    np.testing.assert_array_equal(session.step({0: [7], 1: [8, 9]}), plain.step({0: [7], 1: [8, 9]}))
 
 
 def test_threads_do_not_change_a_bit(engine_of: EngineOf) -> None:

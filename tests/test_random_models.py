@@ -39,6 +39,7 @@ def test_an_exact_engine_equals_interpreter_and_eager_model(
     assert outcome.finite
     assert outcome.interpreted  # to the last bit
     assert outcome.same_in_one_piece  # to the last bit
+    assert outcome.taken_back  # to the last byte
     assert max(outcome.relative, outcome.drafts) < 1e-4  # the criterion of exact arithmetic
 
 
