@@ -211,6 +211,34 @@ def test_a_wrong_file_of_prompts(
     assert done.code == code
 
 
+def test_run_begins_with_what_earlier_runs_left(
+    v41c: Run, engine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, few = tmp_path / "cache", ("--max-new-tokens", 5)
+    cached = ("--prefix-cache", cache, *few)
+    plain = v41c("run", engine, "--prompt", "And it came to pass,", *few, "--json").json
+    for expected in (0, 6):
+        report = v41c("run", engine, "--prompt", "And it came to pass,", *cached, "--json").json
+        assert report["tokens"] == plain["tokens"]
+        assert (report["cached_tokens"], report["replayed_tokens"]) == (expected, expected)
+    done = v41c("run", engine, "--prompt", "And it came to pass,", *cached)
+    assert "; 6 of them were cached, 6 replayed\n" in done.err
+    (tmp_path / "p.jsonl").write_text('{"prompt": "And it came to pass,"}\n{"prompt": "And it came"}\n')
+    done = v41c("run", engine, "--prompts", tmp_path / "p.jsonl", *cached)
+    assert [json.loads(line)["cached_tokens"] for line in done.out.splitlines()] == [6, 2]
+    assert "2 prompts of 11 tokens, up to 2 at once; 8 cached, 8 replayed" in done.err
+    [entry] = cache.iterdir()
+    entry.write_bytes(b"")
+    assert v41c("run", engine, "--prompt", "And it came to pass,", *cached).out == " when the people saw it\n"
+    assert f"{entry}: not what its name says: removed, computed anew" in caplog.text
+    done = v41c("run", engine, "--prompt", "And", "--prefix-cache", tmp_path / "p.jsonl")
+    assert (done.code, done.out) == (2, "")
+    assert f"prefix-cache: {tmp_path / 'p.jsonl'}: expected a folder, found a file" in done.line
+    done = v41c("run", engine, "--prompt", "And", "--prefix-cache-bytes", 5)
+    assert done.code == 2
+    assert "expected --prefix-cache-bytes with --prefix-cache only" in done.line
+
+
 def test_run_samples_the_same_with_the_same_seed(v41c: Run, engine: Path) -> None:
     def sampled(seed: int) -> Any:
         sampling = ("--temperature", 1.5, "--top-p", 0.95, "--top-k", 50, "--min-p", 0.01, "--seed", seed)
