@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ import openai
 import pytest
 
 from tests.serve.serving import Running, running
-from v41c.errors import ArtifactError, TokenizerError, UsageError
+from v41c.errors import ArtifactError, RefusedError, TokenizerError, UsageError
 from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.manifest import CHAT_TEMPLATE_FILE, MANIFEST_FILE, FileEntry, decode, encode
 from v41c.prefix_cache import PrefixCache
 from v41c.runtime.artifact import Engine, load
+from v41c.runtime.batch import Batch, Event
 from v41c.runtime.generate import Generation
 from v41c.runtime.request import Options
 from v41c.runtime.sampling import Sampling
@@ -412,6 +414,44 @@ def test_a_request_that_takes_too_long(engine: Engine) -> None:
         until(lambda: server.service.worker.running == 0)
 
 
+def test_a_client_that_does_not_read_is_dropped(engine: Engine) -> None:
+    """An application's `send` waits while a client's buffers are full: here, for ever."""
+    service = make_service(engine, ServeOptions(slots=1, name="tiny", limits=Limits(send_seconds=0.1)))
+    content = body(stream=True, max_tokens=300)
+    dropped, sent = list[Any](), list[bytes]()
+    service.abort = dropped.append
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "headers": [],
+        "client": ("127.0.0.1", 1),
+    }
+
+    async def ask() -> None:
+        bodies = [{"type": "http.request", "body": content}]
+
+        async def receive() -> Any:
+            if bodies:
+                return bodies.pop()
+            return await asyncio.Future()
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+            if len(sent) > 3:
+                await asyncio.Future()
+
+        await service.app(scope, receive, send)
+
+    asyncio.run(ask())
+    assert [one["client"] for one in dropped] == [("127.0.0.1", 1)]
+    assert len(sent) == 4
+    until(lambda: service.worker.running == 0)
+    service.close()
+
+
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
@@ -454,3 +494,23 @@ def test_prompts_begin_with_what_earlier_ones_left(engine: Engine, tmp_path: Pat
         assert [answer.choices[0].text for answer in found] == wanted
         details = [answer.usage.prompt_tokens_details for answer in found if answer.usage]
         assert [one.cached_tokens for one in details if one] == cached
+
+
+def test_a_batch_that_fails_ends_the_server(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(batch: Batch) -> list[Event]:
+        raise RuntimeError("out of luck")
+
+    options = ServeOptions(port=0, slots=1, name="tiny")
+    ready = Future[str]()
+    monkeypatch.setattr(Batch, "step", fail)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(serve, engine.path, options, ready.set_result)
+        host, _, port = ready.result(60).removeprefix("http://").rpartition(":")
+        with asking((host, int(port)), body()) as raw:
+            received = b""
+            while part := raw.recv(65536):
+                received += part
+        assert b" 500 " in received.splitlines()[0]
+        assert b"the batch has failed: out of luck" in received
+        with pytest.raises(RefusedError, match="the batch has failed: out of luck"):
+            done.result(60)

@@ -69,6 +69,11 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop: also when nobody runs the batch any more."""
+        self.should_exit = self.should_exit or self._service.worker.failure is not None
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new requests, let those that run finish, and refuse what is left after the grace."""
         self._service.stop()
