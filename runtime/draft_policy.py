@@ -20,6 +20,8 @@ _EXPLORED = 0.01
 _ATTEMPTS = 4
 #: steps of drafting between two without, which tell what those take by now
 _LOOK_BACK = 64
+#: steps after which a kind of step that was not seen is supposed to have become slower or faster as the other kind did
+_STALE = 32
 #: most by which one measurement of a time counts above or below the average: the system may have been elsewhere
 _OUTLIER = 2.0
 
@@ -155,6 +157,40 @@ class _Average:
         self.value += (value - self.value) / self._count
 
 
+class _Pace:
+    """How long steps of one kind take beside the profile."""
+
+    def __init__(self) -> None:
+        self.average = _Average(1.0, _TIMED)
+        self._unseen = 0
+
+    @property
+    def value(self) -> float:
+        return self.average.value
+
+    def add(self, ratio: float, other: _Pace) -> None:
+        """A step took `ratio` times as long. If the `other` kind has not been seen of late, it changes alike."""
+        before = self.value
+        self.average.add(min(max(ratio, before / _OUTLIER), before * _OUTLIER))
+        self._unseen = 0
+        other._unseen += 1
+        if other._unseen > _STALE:
+            other.average.value *= self.value / before
+
+
+class _Steps:
+    """Profiled times of steps of so many sequences: plain, with the draft head's context, and drafted by number."""
+
+    def __init__(self, times: Times, sequences: int, block: int) -> None:
+        self.plain = times.plain(sequences)
+        self.followed = times.verify(sequences, sequences)
+        drafting = times.draft(sequences)
+        counts = range(sequences * block + 1)
+        self.drafted = np.array([drafting + times.verify(sequences, sequences + count) for count in counts])
+        #: with the same number of drafts for each, by that number
+        self.alike: list[float] = self.drafted[::sequences].tolist()
+
+
 class _Experience:
     """Speeds with and without drafts: profiled times and the draft head's promises, corrected by what was seen.
 
@@ -162,46 +198,40 @@ class _Experience:
     """
 
     def __init__(self, times: Times, block: int) -> None:
-        self._times = times
-        self._block = block
-        self._plain, self._drafted = _Average(1.0, _TIMED), _Average(1.0, _TIMED)
+        self._times, self._block = times, block
+        self._plain, self._drafted = _Pace(), _Pace()
         self._survival = [_Average(_SUPPOSED ** (place + 1), _COUNTED) for place in range(block)]
         self._promised, self._accepted = _Average(1.0, _COUNTED), _Average(1.0, _COUNTED)
-        self._seconds: dict[int, Doubles] = {}
+        self._steps: dict[int, _Steps] = {}
 
     @property
     def kept(self) -> float:
         return self._accepted.value / self._promised.value if self._promised.value > 0 else 0.0
 
     def seconds(self, sequences: int) -> Doubles:
-        """Profiled times f64 [1 + sequences · block] of a step that verifies so many drafts in all."""
-        if sequences not in self._seconds:
-            times, drafting = self._times, self._times.draft(sequences)
-            found = [times.verify(sequences, sequences + k) + drafting for k in range(sequences * self._block + 1)]
-            self._seconds[sequences] = np.array(found)
-        return self._seconds[sequences]
+        """Profiled times f64 [1 + sequences · block] of drafting and a step that verifies so many drafts in all."""
+        return self._of(sequences).drafted
 
     def pays(self, sequences: int) -> bool:
         """Whether some length, the same for all sequences, promises more tokens per second than none."""
-        seconds, tokens, best = self.seconds(sequences), 1.0, 0.0
-        for length, survived in enumerate(self._survival, 1):
-            tokens += min(survived.value * self.kept, 1.0)
-            best = max(best, tokens / float(seconds[sequences * length]))
-        return best / self._drafted.value > 1 / self.plain_seconds(sequences)
+        steps, kept, tokens, best = self._of(sequences), self.kept, 1.0, 0.0
+        for survived, seconds in zip(self._survival, steps.alike[1:], strict=True):
+            tokens += min(survived.value * kept, 1.0)
+            best = max(best, tokens / seconds)
+        return best * steps.plain * self._plain.value > self._drafted.value
 
     def plain_seconds(self, sequences: int) -> float:
         """What a step without drafts takes by now."""
-        return self._times.plain(sequences) * self._plain.value
+        return self._of(sequences).plain * self._plain.value
 
     def attempt_seconds(self, sequences: int, window: int) -> float:
         """What a window of context and some drafted steps take beyond steps without, if every draft is rejected."""
-        plain = self.plain_seconds(sequences)
-        context = self._times.verify(sequences, sequences) * self._plain.value - plain
-        drafted = float(self.seconds(sequences)[-1]) * self._drafted.value - plain
+        steps = self._of(sequences)
+        context = (steps.followed - steps.plain) * self._plain.value
+        drafted = steps.alike[-1] * self._drafted.value - steps.plain * self._plain.value
         return window * max(context, 0.0) + _ATTEMPTS * max(drafted, 0.0)
 
     def learn(self, outcome: Outcome, followed: bool) -> None:
-        sequences = outcome.sequences
         for survived in outcome.survivals:
             for average, value in zip(self._survival, survived.tolist(), strict=True):
                 average.add(value)
@@ -210,11 +240,13 @@ class _Experience:
             self._accepted.add(outcome.accepted)
         if outcome.seconds is None:
             return
-        if len(outcome.survivals):
-            expected, average = float(self.seconds(sequences)[outcome.verified]), self._drafted
-        elif followed:
-            expected, average = self._times.verify(sequences, sequences), self._plain
+        steps = self._of(outcome.sequences)
+        if outcome.survivals:
+            self._drafted.add(outcome.seconds / float(steps.drafted[outcome.verified]), self._plain)
         else:
-            expected, average = self._times.plain(sequences), self._plain
-        most = average.value * _OUTLIER
-        average.add(min(max(outcome.seconds / expected, average.value / _OUTLIER), most))
+            self._plain.add(outcome.seconds / (steps.followed if followed else steps.plain), self._drafted)
+
+    def _of(self, sequences: int) -> _Steps:
+        if sequences not in self._steps:
+            self._steps[sequences] = _Steps(self._times, sequences, self._block)
+        return self._steps[sequences]

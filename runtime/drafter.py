@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,22 +25,17 @@ class Proposal:
 NOTHING = Proposal([], np.empty(0))
 
 
-@dataclass(eq=False)
-class _Group:
-    """Sequences of a policy that decode in a step: what they verify, by slot, and how much of it was accepted."""
-
-    proposals: dict[int, Proposal]
-    accepted: dict[int, int] = field(default_factory=dict)
-
-
 class Drafter:
     """Drafts for one session. Sequences that ask for the same share a policy, and its experience."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._policies: dict[int | str, Policy] = {}
-        self._groups: dict[Policy, _Group] = {}
-        self._decoding = 0
+        #: of the sequences that decode: slots by policy, and by slot what the step verifies and what was accepted of it
+        self._members: dict[Policy, list[int]] = {}
+        self._proposals: dict[int, Proposal] = {}
+        self._accepted: dict[int, int] = {}
+        self._others = False
 
     def check(self, choice: int | str) -> None:
         """UsageError for a number of drafts that the session cannot verify."""
@@ -74,57 +69,56 @@ class Drafter:
 
         At most `most_drafts` in all. `policies` has those of sequences whose prompts are being fed as well.
         """
-        self._groups, self._decoding = {}, len(requests)
-        members: dict[Policy, list[int]] = {}
+        self._members, self._proposals, self._accepted = {}, {}, {}
         for slot in requests:
             if slot in policies:
-                members.setdefault(policies[slot], []).append(slot)
-        room = {slot: self._room(slot, request) for slot, request in requests.items()}
-        wanting = [policy for policy, slots in members.items() if policy.wants(len(slots))]
+                self._members.setdefault(policies[slot], []).append(slot)
+        self._others = sum(map(len, self._members.values())) < len(requests)
+        wanting = {policy: slots for policy, slots in self._members.items() if policy.wants(len(slots))}
         if policies:
             self._session.drafting = any(policy.follows for policy in policies.values())
-        asked = [slot for policy in wanting for slot in members[policy] if room[slot] > 0]
-        drafts = self._session.draft({slot: requests[slot].result.tokens[-1] for slot in asked}) if asked else {}
-        for policy, slots in members.items():
-            survivals = {slot: survival(drafts[slot].confidence) for slot in slots if slot in drafts}
-            possible = {slot: survivals[slot][: room[slot]] if slot in drafts else np.empty(0) for slot in slots}
-            lengths = policy.lengths(possible, most_drafts) if survivals else {}
+        if wanting:
+            self._draft(wanting, requests, most_drafts)
+
+    def _draft(self, wanting: Mapping[Policy, list[int]], requests: Mapping[int, Request], most_drafts: int) -> None:
+        room = {slot: self._room(slot, requests[slot]) for slots in wanting.values() for slot in slots}
+        last = {slot: requests[slot].result.tokens[-1] for slot, most in room.items() if most}
+        drafts = self._session.draft(last) if last else {}
+        survivals = {slot: survival(draft.confidence) for slot, draft in drafts.items()}
+        for policy, slots in wanting.items():
+            possible = {slot: survivals.get(slot, NOTHING.survived)[: room[slot]] for slot in slots}
+            lengths = policy.lengths(possible, most_drafts)
             most_drafts -= sum(lengths.values())
-            proposals = {
-                slot: Proposal(drafts[slot].drafts[: lengths[slot]].tolist(), survivals[slot])
-                if slot in drafts
-                else NOTHING
-                for slot in slots
-            }
-            self._groups[policy] = _Group(proposals)
+            for slot in slots:
+                if slot in drafts:
+                    self._proposals[slot] = Proposal(drafts[slot].drafts[: lengths[slot]].tolist(), survivals[slot])
 
     def proposal(self, slot: int) -> Proposal:
         """What the next step verifies of a sequence."""
-        found = (group.proposals[slot] for group in self._groups.values() if slot in group.proposals)
-        return next(found, NOTHING)
+        return self._proposals.get(slot, NOTHING)
 
     def count(self, slot: int, request: Request, accepted: int) -> None:
         """Notice how many drafts of a sequence were accepted."""
-        for group in self._groups.values():
-            if slot in group.proposals:
-                group.accepted[slot] = accepted
-                proposal = group.proposals[slot]
-                if request.result.drafts is None:
-                    request.result.drafts = DraftReport(self._session.draft_block)
-                request.result.drafts.count(proposal.survived[: len(proposal.tokens)], accepted)
+        if not any(slot in slots for slots in self._members.values()):
+            return
+        self._accepted[slot] = accepted
+        if request.result.drafts is None:
+            request.result.drafts = DraftReport(self._session.draft_block)
+        proposal = self.proposal(slot)
+        request.result.drafts.count(proposal.survived[: len(proposal.tokens)], accepted)
 
     def learn(self, seconds: float | None) -> None:
         """Let the policies take notice of the step, and of its time if it did nothing but decode."""
-        for policy, group in self._groups.items():
-            alone = seconds if len(group.proposals) == self._decoding else None
-            drafted = [proposal for proposal in group.proposals.values() if len(proposal.survived)]
+        alone = None if self._others or len(self._members) > 1 else seconds
+        for policy, slots in self._members.items():
+            drafted = [self._proposals[slot] for slot in slots if slot in self._proposals]
             policy.learn(
                 Outcome(
-                    sequences=len(group.proposals),
+                    sequences=len(slots),
                     seconds=alone,
                     survivals=[proposal.survived for proposal in drafted],
                     verified=sum(len(proposal.tokens) for proposal in drafted),
-                    accepted=sum(group.accepted.values()),
+                    accepted=sum(self._accepted.get(slot, 0) for slot in slots),
                     promised=sum(float(p.survived[: len(p.tokens)].sum()) for p in drafted),
                 )
             )

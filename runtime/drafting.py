@@ -100,15 +100,16 @@ class DraftReport:
         self.steps += 1
         self.tokens += accepted + 1
         self.lengths[len(survived)] += 1
-        with np.errstate(invalid="ignore"):
-            conditional = np.nan_to_num(survived / np.concatenate([[1.0], survived[:-1]])[: len(survived)])
-        for place in range(min(accepted + 1, len(survived))):
+        before = 1.0
+        for place, value in enumerate(survived[: accepted + 1].tolist()):
             passed = place < accepted
             self.verified[place] += 1
             self.accepted[place] += passed
-            number = min(int(conditional[place] * _BINS), _BINS - 1)
+            conditional = value / before if before else 0.0
+            number = min(int(conditional * _BINS), _BINS - 1)
             tests, total, passes = self.confidence[number]
-            self.confidence[number] = (tests + 1, total + float(conditional[place]), passes + passed)
+            self.confidence[number] = (tests + 1, total + conditional, passes + passed)
+            before = value
 
     def add(self, other: DraftReport) -> None:
         """Count what another sequence's report counts."""

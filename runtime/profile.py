@@ -94,7 +94,7 @@ def known_profile(session: Session) -> Profile | None:
         if found.is_of(digest, session.hardware, most, block):
             return found
     context = min(2 * engine.manifest.window, session.max_context - block - 2)
-    if context < 1 or any(session.length(slot) for slot in range(session.slots)):
+    if context < 1 or not session.empty:
         return None
     profile = _Measurement(session, context, most).profile(digest)
     with contextlib.suppress(OSError):

@@ -156,6 +156,11 @@ class Session:
             raise ContextError(f"slot {slot}: its last step was interrupted: reset it and feed the tokens again")
         return length
 
+    @property
+    def empty(self) -> bool:
+        """Whether no slot holds any token."""
+        return all(length == 0 for length in self._lengths)
+
     def reset(self, slot: int = 0) -> None:
         """Forget a sequence."""
         self._device.clear(self._slot(slot))

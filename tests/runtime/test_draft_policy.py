@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -147,3 +147,16 @@ def test_lengths_keep_to_what_there_is_room_for() -> None:
     assert policy.lengths(survivals, 64) == {0: 2, 1: 5}
     assert policy.lengths(survivals, 4) == {0: 0, 1: 4}
     assert policy.lengths({0: np.empty(0)}, 64) == {0: 0}
+
+
+def test_a_machine_that_slows_down_changes_no_choice() -> None:
+    for world in (MEMORY, ARITHMETIC):
+        slower = replace(world, fixed=world.fixed * 3, each=world.each * 3, drafting=world.drafting * 3)
+        policy = Auto(world, BLOCK, WINDOW)
+        Clock().run(policy, world, 400)
+        drafting = policy.follows
+        assert drafting == (world is MEMORY)
+        for _ in range(3):
+            _, drafted = Clock().run(policy, slower, 100)
+            assert (drafted > 20) == drafting
+            assert policy.follows == drafting
