@@ -72,6 +72,7 @@ COVERED = {
         "frontend.test_engram:test_release_constants",
         "test_golden_units:test_engram_rows",
         "frontend.test_model:test_a_draft_leaves_no_trace",
+        "test_chunking:test_a_verification_that_is_taken_back",
         f"{HERE}:test_multipliers_stay_exact_in_text",
     ),
     "9 draft: taps after the layer, causal blocks, confidence of the normed state": (
