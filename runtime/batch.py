@@ -131,11 +131,12 @@ class Batch:
 
     def _propose(self) -> None:
         """Ask for drafts: they may fill a step, or half of what is left of it while prompts wait for their turn."""
-        most, running = self._session.room, self._running
-        decoding = {one.slot: one.request for one in running if one.request.decoding}
-        left = min(self._token_budget, most.tokens, most.rows) - len(decoding)
-        policies = {one.slot: one.policy for one in running if one.policy is not None}
-        self._drafter.propose(policies, decoding, left if len(decoding) == len(running) else left // 2)
+        decoding = {one.slot: one.request for one in self._running if one.request.decoding}
+        policies = {one.slot: one.policy for one in self._running if one.policy is not None}
+        if self._drafter.begin(policies, decoding):
+            most = self._session.room
+            left = min(self._token_budget, most.tokens, most.rows) - len(decoding)
+            self._drafter.draft(left if len(decoding) == len(self._running) else left // 2)
 
     def _admit(self) -> None:
         while self._waiting and self._free:

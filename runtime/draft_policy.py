@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from v41c.runtime.drafting import Doubles, choose_lengths
@@ -16,6 +17,8 @@ _SUPPOSED = 0.7
 _TIMED, _COUNTED = 16, 64
 #: share of decoding time that may be spent on finding out whether drafting has come to pay, and back
 _EXPLORED = 0.01
+#: steps without drafting from one decision to the next: deciding takes time as well
+_SETTLED = 8
 #: drafted steps of such an attempt
 _ATTEMPTS = 4
 #: steps of drafting between two without, which tell what those take by now
@@ -39,8 +42,7 @@ class Times(Protocol):
         """A block of drafts for each sequence."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What a step did for the sequences that decode.
 
     sequences: how many. survivals: of all drafts, f64 [block] for each sequence; none when it did not draft.
@@ -115,6 +117,8 @@ class Auto:
         #: steps of the attempt that are left, steps of context that it has, and seconds that the next one may take
         self._attempts, self._context, self._allowance = 0, window, 0.0
         self._since_plain = 0
+        #: sequences that was last decided for, and plain steps until it is decided again
+        self._sequences, self._settled = 1, 0
 
     @property
     def follows(self) -> bool:
@@ -123,9 +127,12 @@ class Auto:
 
     def wants(self, sequences: int) -> bool:
         """Whether drafting pays by all that is known, or is attempted to know more, and has the context it needs."""
-        self._drafting = self._seen.pays(sequences)
-        if not self.follows and self._allowance > self._seen.attempt_seconds(sequences, self._window):
-            self._attempts, self._allowance = _ATTEMPTS, 0.0
+        self._settled -= 1
+        if self._settled <= 0 or sequences != self._sequences:
+            self._sequences, self._settled = sequences, 1 if self.follows else _SETTLED
+            self._drafting = self._seen.pays(sequences)
+            if not self.follows and self._allowance > self._seen.attempt_seconds(sequences, self._window):
+                self._attempts, self._allowance = _ATTEMPTS, 0.0
         return self.follows and self._context >= self._window and self._since_plain < _LOOK_BACK
 
     def lengths(self, survivals: Mapping[int, Doubles], most_drafts: int) -> dict[int, int]:

@@ -35,7 +35,8 @@ class Drafter:
         self._members: dict[Policy, list[int]] = {}
         self._proposals: dict[int, Proposal] = {}
         self._accepted: dict[int, int] = {}
-        self._others = False
+        self._requests: Mapping[int, Request] = {}
+        self._wanting: list[Policy] = []
 
     def check(self, choice: int | str) -> None:
         """UsageError for a number of drafts that the session cannot verify."""
@@ -64,28 +65,31 @@ class Drafter:
         times, manifest = self._session.times(), self._session.engine.manifest
         return None if times is None else Auto(times, manifest.draft_block, manifest.window)
 
-    def propose(self, policies: Mapping[int, Policy], requests: Mapping[int, Request], most_drafts: int) -> None:
-        """Draft for what the next step decodes: `requests`, those of them with a policy, both by slot.
+    def begin(self, policies: Mapping[int, Policy], requests: Mapping[int, Request]) -> bool:
+        """Look at what the next step decodes, `requests`, and say whether any of it is drafted for.
 
-        At most `most_drafts` in all. `policies` has those of sequences whose prompts are being fed as well.
+        Both by slot; `policies` has those of sequences whose prompts are still being fed as well.
         """
         self._members, self._proposals, self._accepted = {}, {}, {}
+        self._requests = requests
+        if not policies:
+            return False
         for slot in requests:
             if slot in policies:
                 self._members.setdefault(policies[slot], []).append(slot)
-        self._others = sum(map(len, self._members.values())) < len(requests)
-        wanting = {policy: slots for policy, slots in self._members.items() if policy.wants(len(slots))}
-        if policies:
-            self._session.drafting = any(policy.follows for policy in policies.values())
-        if wanting:
-            self._draft(wanting, requests, most_drafts)
+        self._wanting = [policy for policy, slots in self._members.items() if policy.wants(len(slots))]
+        self._session.drafting = any(policy.follows for policy in policies.values())
+        return bool(self._wanting)
 
-    def _draft(self, wanting: Mapping[Policy, list[int]], requests: Mapping[int, Request], most_drafts: int) -> None:
-        room = {slot: self._room(slot, requests[slot]) for slots in wanting.values() for slot in slots}
+    def draft(self, most_drafts: int) -> None:
+        """Draft where `begin` said so, at most `most_drafts` in all."""
+        requests = self._requests
+        room = {slot: self._room(slot, requests[slot]) for policy in self._wanting for slot in self._members[policy]}
         last = {slot: requests[slot].result.tokens[-1] for slot, most in room.items() if most}
         drafts = self._session.draft(last) if last else {}
         survivals = {slot: survival(draft.confidence) for slot, draft in drafts.items()}
-        for policy, slots in wanting.items():
+        for policy in self._wanting:
+            slots = self._members[policy]
             possible = {slot: survivals.get(slot, NOTHING.survived)[: room[slot]] for slot in slots}
             lengths = policy.lengths(possible, most_drafts)
             most_drafts -= sum(lengths.values())
@@ -109,13 +113,16 @@ class Drafter:
 
     def learn(self, seconds: float | None) -> None:
         """Let the policies take notice of the step, and of its time if it did nothing but decode."""
-        alone = None if self._others or len(self._members) > 1 else seconds
         for policy, slots in self._members.items():
+            alone = seconds if len(slots) == len(self._requests) else None
             drafted = [self._proposals[slot] for slot in slots if slot in self._proposals]
+            if not drafted:
+                policy.learn(Outcome(len(slots), alone))
+                continue
             policy.learn(
                 Outcome(
-                    sequences=len(slots),
-                    seconds=alone,
+                    len(slots),
+                    alone,
                     survivals=[proposal.survived for proposal in drafted],
                     verified=sum(len(proposal.tokens) for proposal in drafted),
                     accepted=sum(self._accepted.get(slot, 0) for slot in slots),
