@@ -6,6 +6,7 @@ Little-endian:
 
 with the rows of each global state one after the other, T / ratio of them, in the manifest's order. An entry's digest is
 SHA-256(parent, token ids), its name `<parent>-<digest>.prefix`; the parent of a first entry is the engine's digest.
+Files lie in folders by the first two digits of their names, which those with one parent share.
 
 A file is written under another name and renamed, so that a reader needs no lock. Its writer holds a lock on it, which
 falls when the writer dies, however it dies: an unfinished file without one is a left-over. Damage by a crash of the
@@ -56,6 +57,11 @@ class Entry:
     def name(self) -> str:
         """The name of its file."""
         return f"{self.parent.hex()}-{self.digest.hex()}.prefix"
+
+    @property
+    def place(self) -> str:
+        """Its file within the store's folder."""
+        return f"{place_of_children(self.parent)}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -116,22 +122,39 @@ def head_bytes(tokens: int) -> int:
     return _HEADER.size + 4 * tokens
 
 
-def parent_of(name: str) -> bytes | None:
-    """The parent of an entry by its file's name, None for any other file."""
-    match = _NAME.fullmatch(name)
-    return bytes.fromhex(match[1]) if match else None
+def place_of_children(parent: bytes) -> str:
+    """The folder, within the store's, of all entries with that parent."""
+    return parent.hex()[:2]
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; OSError when it cannot be."""
-    unfinished = path.with_name(f"{_UNFINISHED}{uuid.uuid4().hex}")
+def children(folder: Path, parent: bytes) -> list[str]:
+    """Names of the entries with that parent; OSError when there is no telling."""
+    try:
+        names = os.listdir(folder / place_of_children(parent))
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if _NAME.fullmatch(name) and name.startswith(parent.hex()))
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """Every entry's file in a store's folder; OSError when there is no telling."""
+    for place in folder.iterdir():
+        if re.fullmatch("[0-9a-f]{2}", place.name) and place.is_dir():
+            names = os.listdir(place)
+            yield from (place / name for name in names if _NAME.fullmatch(name) and name.startswith(place.name))
+
+
+def write(folder: Path, place: str, content: bytes) -> None:
+    """Write a file of a store's folder whole or not at all; OSError when it cannot be."""
+    unfinished = folder / f"{_UNFINISHED}{uuid.uuid4().hex}"
     try:
         with unfinished.open("xb") as file:
             with contextlib.suppress(OSError):  # where there are no locks, nothing is taken for a left-over either
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(content)
             file.flush()
-            unfinished.replace(path)
+            (folder / place).parent.mkdir(exist_ok=True)
+            unfinished.replace(folder / place)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise

@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,17 @@ import numpy as np
 
 from v41c.errors import UsageError
 from v41c.manifest import Manifest, encode
-from v41c.runtime.prefix_entry import Entry, Format, Ints, head_bytes, parent_of, remove_unfinished, write
+from v41c.runtime.prefix_entry import (
+    Entry,
+    Format,
+    Ints,
+    children,
+    files,
+    head_bytes,
+    place_of_children,
+    remove_unfinished,
+    write,
+)
 from v41c.runtime.states import Array, row_kinds
 
 #: takes rows of a state, by name, from a row on
@@ -33,6 +43,8 @@ Read = Callable[[str, int, int], Array]
 #: tokens of an entry, cut down to a multiple of the engine's ratios
 BLOCK_TOKENS = 64
 DEFAULT_LIMIT_BYTES = 4 << 30
+#: of the limit, what a process adds before it looks what others have added
+_UNSEEN_SHARE = 1 / 64
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +73,9 @@ class PrefixStore:
         self._alignment = math.lcm(*(kind.ratio for kind in self.kinds))
         self._block = max(1, BLOCK_TOKENS // self._alignment) * self._alignment
         self._limit_bytes = limit_bytes
-        self._known: dict[str, Entry | None] = {}
+        self._known: dict[str, Entry] = {}
+        # all entries, as far as this process knows, and what it has added since it looked
+        self._used_bytes, self._unseen_bytes = 0, math.inf
         self._warned = False
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,12 +92,10 @@ class PrefixStore:
     def find(self, tokens: Ints) -> Prefix:
         """The longest prefix of the tokens i32 [N] that is kept: a multiple of the ratios, and at least one is left."""
         usable = self.aligned(len(tokens) - 1)
-        children = self._children()
         entries: list[Entry] = []
         parent, length = self._format.engine, 0
         while length < usable:
-            wanted = tokens[length : min(length + self._block, usable)]
-            entry, used = self._longest(children.get(parent, ()), Entry(parent, wanted))
+            entry, used = self._longest(Entry(parent, tokens[length : min(length + self._block, usable)]))
             if entry is None:
                 break
             entries.append(entry)
@@ -110,17 +122,15 @@ class PrefixStore:
     def save(self, tokens: Ints, read: Read) -> None:
         """Keep the global rows of a sequence's tokens i32 [N], all of them fed, as far as no group is open."""
         aligned = self.aligned(len(tokens))
-        children = self._children()
         chain: list[Entry] = []
         missing: list[tuple[int, Entry]] = []
         parent = self._format.engine
         for begin in range(0, aligned, self._block):
             wanted = Entry(parent, tokens[begin : min(begin + self._block, aligned)])
-            siblings = children.get(parent, ())
-            held, used = self._longest(siblings, wanted)
+            held, used = self._longest(wanted)
             if held is None or used < len(wanted.tokens):
                 missing.append((begin, wanted))
-                self._remove_parts(siblings, wanted)
+                self._remove_parts(wanted)
                 held = wanted
             chain.append(held)
             parent = wanted.digest
@@ -130,113 +140,123 @@ class PrefixStore:
                 break
         self._touch(chain)
 
-    def _children(self) -> dict[bytes, list[str]]:
-        """Names of entries by their parent."""
-        children: dict[bytes, list[str]] = {}
-        for file in self._files():
-            parent = parent_of(file.name)
-            if parent is not None:
-                children.setdefault(parent, []).append(file.name)
-        known = self._known
-        self._known = {name: known[name] for names in children.values() for name in names if name in known}
-        return children
-
-    def _files(self) -> list[os.DirEntry[str]]:
-        try:
-            with os.scandir(self.folder) as found:
-                return sorted(found, key=lambda file: file.name)
-        except OSError as error:
-            self._cannot_keep(error)
-            return []
-
-    def _longest(self, names: Sequence[str], wanted: Entry) -> tuple[Entry | None, int]:
+    def _longest(self, wanted: Entry) -> tuple[Entry | None, int]:
         """Of entries with the same parent, the one that holds the most of the wanted tokens, and how many it holds."""
-        if wanted.name in names:
+        if os.path.exists(self.folder / wanted.place):
             return wanted, len(wanted.tokens)
         best: tuple[Entry | None, int] = (None, 0)
-        for entry in map(self._entry, names):
-            shared = self.aligned(_shared(entry.tokens, wanted.tokens)) if entry else 0
+        for entry in self._children(wanted.parent):
+            shared = self.aligned(_shared(entry.tokens, wanted.tokens))
             if shared > best[1]:
                 best = entry, shared
         return best
 
-    def _remove_parts(self, names: Iterable[str], whole: Entry) -> None:
+    def _remove_parts(self, whole: Entry) -> None:
         """Remove entries all of whose tokens are in the one that is about to be written."""
-        for name in names:
-            entry = self._entry(name)
-            if entry and len(entry.tokens) == _shared(entry.tokens, whole.tokens):
-                self._remove(name)
+        for entry in self._children(whole.parent):
+            if len(entry.tokens) == _shared(entry.tokens, whole.tokens):
+                self._remove(entry.place)
 
-    def _entry(self, name: str) -> Entry | None:
+    def _children(self, parent: bytes) -> list[Entry]:
+        """Entries with that parent."""
+        try:
+            names = children(self.folder, parent)
+        except OSError as error:
+            self._cannot_keep(error)
+            return []
+        found = (self._entry(f"{place_of_children(parent)}/{name}") for name in names)
+        return [entry for entry in found if entry is not None]
+
+    def _entry(self, place: str) -> Entry | None:
         """The entry in a file, by its head alone; None, and the file is gone, when it has none."""
-        if name not in self._known:
+        if place not in self._known:
+            path = self.folder / place
             try:
-                with (self.folder / name).open("rb") as file:
+                with path.open("rb") as file:
                     head = file.read(head_bytes(self._block))
             except OSError:
                 return None
-            self._known[name] = self._format.head(name, head)
-            if self._known[name] is None:
-                self._refuse(name, "not what its name says")
-        return self._known[name]
+            entry = self._format.head(path.name, head)
+            if entry is None:
+                self._refuse(place, "not what its name says")
+                return None
+            self._known[place] = entry
+        return self._known[place]
 
     def _content(self, entry: Entry) -> bytes | None:
         """The file of an entry; None unless every byte is what was written."""
         try:
-            content = (self.folder / entry.name).read_bytes()
+            content = (self.folder / entry.place).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            _log.warning("%s: cannot be read: %s: computed anew", self.folder / entry.name, error.strerror)
+            _log.warning("%s: cannot be read: %s: computed anew", self.folder / entry.place, error.strerror)
             return None
         fault = self._format.fault(entry, content)
         if fault is not None:
-            self._refuse(entry.name, fault)
+            self._refuse(entry.place, fault)
             return None
         return content
 
     def _write(self, entry: Entry, begin: int, read: Read) -> bool:
         end = begin + len(entry.tokens)
         rows = [read(kind.name, begin // kind.ratio, end // kind.ratio) for kind in self.kinds]
+        content = self._format.encode(entry, rows)
         try:
-            write(self.folder / entry.name, self._format.encode(entry, rows))
+            write(self.folder, entry.place, content)
         except OSError as error:
             self._cannot_keep(error)
             return False
+        self._used_bytes += len(content)
+        self._unseen_bytes += len(content)
         return True
 
     def _make_room(self, entries: Sequence[Entry], spared: set[str]) -> int:
-        """Remove what was used longest ago until new entries fit; how many of them, from the first on, do."""
+        """Remove what was used longest ago until new entries fit; how many of them, from the first on, do.
+
+        What all processes keep is added up anew where it matters, and whenever this one has written a share of it.
+        """
         sizes = [self._format.size_bytes(len(entry.tokens)) for entry in entries]
-        found: list[tuple[int, str, int]] = []
-        for file in (file for file in self._files() if parent_of(file.name) is not None):
-            with contextlib.suppress(OSError):
-                found.append((file.stat().st_mtime_ns, file.name, file.stat().st_size))
-        used_bytes = sum(size for _, _, size in found) + sum(sizes)
-        for _, name, size in sorted(found):
-            if used_bytes <= self._limit_bytes:
-                break
-            if name not in spared:
-                self._remove(name)
-                used_bytes -= size
-        while sizes and used_bytes > self._limit_bytes:
-            used_bytes -= sizes.pop()
+        most = self._limit_bytes - sum(sizes)
+        if self._used_bytes > most or self._unseen_bytes > self._limit_bytes * _UNSEEN_SHARE:
+            self._survey(most, spared)
+        while sizes and self._used_bytes + sum(sizes) > self._limit_bytes:
+            sizes.pop()
         return len(sizes)
+
+    def _survey(self, most_bytes: int, spared: set[str]) -> None:
+        """Add up the sizes of all entries, and remove those used longest ago while they are more than they may."""
+        found: list[tuple[int, Path, int]] = []
+        try:
+            for path in files(self.folder):
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    found.append((status.st_mtime_ns, path, status.st_size))
+        except OSError as error:
+            self._cannot_keep(error)
+        self._used_bytes, self._unseen_bytes = sum(size for _, _, size in found), 0
+        self._known.clear()
+        for _, path, size in sorted(found):
+            if self._used_bytes <= most_bytes:
+                break
+            if path.name not in spared:
+                self._remove(f"{path.parent.name}/{path.name}")
+                self._used_bytes -= size
 
     def _touch(self, chain: Sequence[Entry]) -> None:
         """Mark entries as used now, parents after their children."""
         now = time.time_ns()
         for later, entry in enumerate(reversed(chain)):
             with contextlib.suppress(OSError):
-                os.utime(self.folder / entry.name, ns=(now + later, now + later))
+                os.utime(self.folder / entry.place, ns=(now + later, now + later))
 
-    def _refuse(self, name: str, fault: str) -> None:
-        _log.warning("%s: %s: removed, computed anew", self.folder / name, fault)
-        self._remove(name)
+    def _refuse(self, place: str, fault: str) -> None:
+        _log.warning("%s: %s: removed, computed anew", self.folder / place, fault)
+        self._remove(place)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, place: str) -> None:
         with contextlib.suppress(OSError):
-            (self.folder / name).unlink()
+            (self.folder / place).unlink()
 
     def _cannot_keep(self, error: OSError) -> None:
         if not self._warned:

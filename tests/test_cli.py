@@ -227,7 +227,7 @@ def test_run_begins_with_what_earlier_runs_left(
     done = v41c("run", engine, "--prompts", tmp_path / "p.jsonl", *cached)
     assert [json.loads(line)["cached_tokens"] for line in done.out.splitlines()] == [6, 2]
     assert "2 prompts of 11 tokens, up to 2 at once; 8 cached, 8 replayed" in done.err
-    [entry] = cache.iterdir()
+    [entry] = cache.rglob("*.prefix")
     entry.write_bytes(b"")
     assert v41c("run", engine, "--prompt", "And it came to pass,", *cached).out == " when the people saw it\n"
     assert f"{entry}: not what its name says: removed, computed anew" in caplog.text

@@ -60,7 +60,7 @@ def load(store: PrefixStore, tokens: np.ndarray) -> int:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def size_bytes(folder: Path) -> int:
@@ -223,11 +223,13 @@ def test_an_entry_that_goes_away_is_computed_anew(manifest: Manifest, tmp_path: 
 
 def test_other_files_are_left_alone(manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("the only copy")
-    (tmp_path / "folder.prefix").mkdir()
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / "notes.prefix").write_text("mine")
+    (tmp_path / "ac").write_text("no folder")
     store = PrefixStore(tmp_path, manifest, limit_bytes=0)
     save(store, sequence(999, 100, 0))
     assert load(store, sequence(999, 100, 0)) == 0
-    assert [path.name for path in files(tmp_path)] == ["folder.prefix", "thesis.txt"]
+    assert [path.name for path in files(tmp_path)] == ["notes.prefix", "ac", "thesis.txt"]
 
 
 def test_what_was_used_longest_ago_goes_first_and_chains_from_their_end(manifest: Manifest, tmp_path: Path) -> None:

@@ -143,13 +143,13 @@ def test_a_local_state_without_its_global_rows_is_no_use(engine: Engine, tmp_pat
     reuse = Reuse(session, store_of(engine, tmp_path), pool)
     prefill(session, reuse, TOKENS[:20])
     reuse.end(TOKENS[:20])
-    for entry in tmp_path.iterdir():
+    for entry in tmp_path.rglob("*.prefix"):
         entry.write_bytes(entry.read_bytes()[:-1])
     logits, reused = prefill(session, reuse, TOKENS[:30])
     assert reused == Reused()
     np.testing.assert_array_equal(logits, Session(engine).prefill_all(TOKENS[:30]))
     reuse.end(TOKENS[:30])
-    for entry in tmp_path.iterdir():
+    for entry in tmp_path.rglob("*.prefix"):
         entry.unlink()
     assert prefill(session, reuse, TOKENS[:40])[1] == Reused()
 
