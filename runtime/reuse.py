@@ -116,13 +116,13 @@ class Reuse:
         self._session.put_rows(_HISTORY, slot, 0, history)
 
     def _compressed_ids(self, tokens: Ints) -> Ints:
-        """As the operation compress_tokens: the table's, −1 for an image token."""
+        """As the operation compress_tokens: the table's, −1 for an image token and within an image (keys below 0)."""
         engine = self._session.engine
         for weight in engine.manifest.weights:
             if weight.name == _COMPRESSED_IDS:
                 table = engine.weights[weight.offset : weight.offset + weight.size_bytes].view(np.int32)
                 image = engine.manifest.config.get("image_token_id")
-                return np.where(tokens == image, np.int32(-1), table[tokens])
+                return np.where((tokens < 0) | (tokens == image), np.int32(-1), table[np.maximum(tokens, 0)])
         raise ArtifactError(f"{engine.path}: expected a weight {_COMPRESSED_IDS}, found none: compile the engine again")
 
     def _put(self, slot: int, name: str, begin: int, rows: Array) -> None:

@@ -250,6 +250,39 @@ def test_sequences_of_a_batch_share_their_replays(built: Built, tmp_path: Path, 
             assert request.result.tokens == [int(np.argmax(wanted))]
 
 
+def test_an_engine_with_one_graph_replays_with_all_windows_cut(built: Built, tmp_path: Path) -> None:
+    engine = load(write_engine(built, tmp_path / "one", graphs=["model"]))
+    store = store_of(engine, tmp_path / "store")
+    session = Session(engine, poison=True)
+    session.prefill(TOKENS[:21])
+    Reuse(session, store).end(TOKENS[:21])
+    session = Session(engine, poison=True)
+    logits, reused = prefill(session, Reuse(session, store), TOKENS[:30])
+    assert reused == Reused(20, WINDOW)
+    wanted = expected(TOKENS[:30], [(16, 30, 16)], encoder_first=16).logits
+    np.testing.assert_array_equal(logits, [wanted[position] for position in range(16, 30)])
+    assert session.evaluated == {"model": 14}
+
+
+@pytest.mark.parametrize("draft", [1, 2])
+def test_what_verifications_took_back_is_not_kept(engine: Engine, tmp_path: Path, draft: int) -> None:
+    alone = Session(engine, poison=True)
+    session = Session(engine, slots=2, poison=True, drafting=True)
+    reuse = Reuse(session, store_of(engine, tmp_path), Pool())
+    turns: list[int] = []
+    for begin in range(0, 24, 6):
+        turns += TOKENS[begin : begin + 6]
+        batch = Batch(session, reuse=reuse)
+        request = Request(turns, Options(5, mode="full", draft=draft))
+        batch.add(request)
+        while not batch.idle:
+            batch.step()
+        assert request.result.reused == Reused(alone.length())
+        generation = Generation(alone, turns[alone.length() :], Options(5, mode="full"))
+        assert [piece.token for piece in generation] == request.result.tokens
+        turns += request.result.tokens
+
+
 def test_a_batch_keeps_what_its_sequences_were_fed(engine: Engine, tmp_path: Path) -> None:
     session = Session(engine, slots=3, poison=True)
     reuse = Reuse(session, store_of(engine, tmp_path), Pool())
