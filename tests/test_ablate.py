@@ -177,7 +177,7 @@ def test_what_cannot_be_drawn_is_said_at_once(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ablate", "--against", "eager"], "expected --ablate without --against and --batch"),
+        (["--ablate", "--against", "eager"], "expected --ablate without --against, --batch and --draft"),
         (["--context", "64"], "expected --context and --plot with --ablate only"),
         (["--plot", "x.png"], "expected --context and --plot with --ablate only"),
     ],

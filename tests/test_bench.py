@@ -72,6 +72,16 @@ def test_a_batch_is_measured_beside_a_single_sequence(engine_of: EngineOf) -> No
         bench(engine, options=replace(SHORT, prefill_tokens=(16,), batch=9))
 
 
+def test_drafts_are_measured_beside_the_same_texts_without(engine_of: EngineOf) -> None:
+    engine = engine_of(TRAINED_CHECKPOINT, "release")
+    report = bench(engine, options=replace(SHORT, prefill_tokens=(16,), draft=3, drafted=20))
+    speeds = report.tokens_per_second[ENGINE]
+    assert report.ratios["text_drafted_vs_text"] == speeds["text_drafted"] / speeds["text"]
+    assert "text_drafted_vs_text" in report.summary()
+    with pytest.raises(UsageError, match="draft: expected at most 5 tokens"):
+        bench(engine, options=replace(SHORT, prefill_tokens=(16,), draft=6, drafted=20))
+
+
 def test_the_default_needs_a_context_that_holds_it(engine_of: EngineOf) -> None:
     with pytest.raises(ContextError, match=r"context: expected at least 2192 tokens to measure in, got 512: compile"):
         bench(engine_of(TRAINED_CHECKPOINT, "release"))

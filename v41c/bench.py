@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from v41c.bench_drafts import draft_ratio, draft_runs
 from v41c.costs import Cost, engine_costs
 from v41c.errors import ContextError
 from v41c.machine import Limits, Machine, threads
@@ -36,7 +37,8 @@ BATCH = "decode_batch"
 class BenchOptions:
     """What is measured: prefills of so many tokens, and decode steps after `context` tokens.
 
-    `batch`: also decode so many sequences at once, each after `context` tokens; 0 for none.
+    `batch`: also decode so many sequences at once, each after `context` tokens; 0 for none. `draft`: also write texts
+    of `drafted` tokens with so many drafts (`auto`: see `Options`) and without; `off` for neither.
 
     In each of `rounds` every subject does every measurement once, so that a slow minute of the machine hits all. The
     first round warms up and does not count.
@@ -46,6 +48,8 @@ class BenchOptions:
     context: int = 2048
     decode_steps: int = 24
     batch: int = 0
+    draft: int | str = "off"
+    drafted: int = 200
     rounds: int = 5
 
     @property
@@ -118,6 +122,9 @@ def bench(
     works = _engine_works(loaded, options)
     if options.batch:
         works.append(_batch_work(loaded, options))
+    if options.draft != "off":
+        runs = draft_runs(loaded, options.draft, options.drafted)
+        works += [Work(ENGINE, name, run) for name, run in runs.items()]
     torch_threads: dict[str, int] = {}
     if against:
         works += _torch_works(loaded, against, checkpoint, options, torch_threads, progress)
@@ -125,13 +132,14 @@ def bench(
     speeds = _measure(works, limits, options.rounds, progress)
     machine = limits.best()
     costs = engine_costs(loaded, options.prefill_tokens, options.context)
+    more = _batch_ratio(speeds) | draft_ratio(speeds[ENGINE])
     return BenchReport(
         engine=str(engine),
         target=loaded.manifest.target,
         arithmetic=loaded.manifest.arithmetic,
         machine=machine,
         tokens_per_second=speeds,
-        ratios=ratios(speeds, costs, machine, options.prefill_tokens) | _batch_ratio(speeds),
+        ratios=ratios(speeds, costs, machine, options.prefill_tokens) | more,
         costs=costs,
         torch_threads=torch_threads,
     )

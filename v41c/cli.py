@@ -624,6 +624,9 @@ def report(model: Path, context: int | None, as_json: bool) -> None:
 @_engine
 @click.option("--against", callback=_baselines, help="eager, compile or eager,compile.")
 @click.option("--batch", type=click.IntRange(min=2), help="Also decode so many sequences at once.")
+@click.option(
+    "--draft", default="off", callback=_drafts, help="Also write texts with drafts and without: auto, 1, 2, …"
+)
 @click.option("--ablate", is_flag=True, help="Leave out each pass in turn; ENGINE may be a checkpoint.")
 @click.option("--context", type=click.IntRange(min=1), help="With --ablate: decode behind so many tokens.")
 @click.option("--plot", type=click.Path(path_type=Path), help="With --ablate: also draw it to this .png or .svg.")
@@ -633,6 +636,7 @@ def bench(
     engine: Path,
     against: tuple[str, ...],
     batch: int | None,
+    draft: int | str,
     ablate: bool,
     context: int | None,
     plot: Path | None,
@@ -642,7 +646,7 @@ def bench(
     """Time ENGINE, and PyTorch beside it, and compare both with what the machine can do.
 
     One process, medians of several runs: prefill of 512 and 2048 tokens, decode at context 2048, with --batch also of
-    several sequences in the same steps. eager is the reference
+    several sequences in the same steps, with --draft of the same texts with drafts and without. eager is the reference
     model in PyTorch, compile is torch.compile of it (that takes minutes). --ablate compiles the engine anew without
     each of its optional passes and says which of them pay.
 
@@ -650,11 +654,11 @@ def bench(
     Examples:
       v41c bench e
       v41c bench e --against eager,compile --checkpoint m --json
-      v41c bench e --batch 8
+      v41c bench e --batch 8 --draft auto
       v41c bench m --ablate --plot passes.svg
     """
-    if ablate and (against or batch is not None):
-        raise click.UsageError("expected --ablate without --against and --batch.")
+    if ablate and (against or batch is not None or draft != "off"):
+        raise click.UsageError("expected --ablate without --against, --batch and --draft.")
     if not ablate and (context is not None or plot is not None):
         raise click.UsageError("expected --context and --plot with --ablate only.")
     if ablate:
@@ -663,7 +667,7 @@ def bench(
     from v41c.bench import BenchOptions, bench
 
     with progress() as show:
-        report = bench(engine, against, checkpoint, BenchOptions(batch=batch or 0), show)
+        report = bench(engine, against, checkpoint, BenchOptions(batch=batch or 0, draft=draft), show)
     _emit(report, as_json)
 
 
