@@ -149,7 +149,9 @@ class Batch:
         policy = self._drafter.policy(options.draft)
         prompt, whole = request.prompt, not self._session.length(slot)
         if self._reuse and whole:
+            began = time.perf_counter()
             request.result.reused = self._reuse.begin(prompt, slot=slot, mode=options.mode, replay=options.replay)
+            request.result.prefill_seconds += time.perf_counter() - began
             prompt = prompt[self._session.length(slot) :]
         feed = self._session.feed(prompt, slot=slot, mode=options.mode, replay=options.replay, chunk=options.chunk)
         return _Running(request, slot, feed, whole, policy)

@@ -64,9 +64,9 @@ class Piece:
 class Result:
     """What a generation did. Complete when its iteration has ended; the end token is neither in `tokens` nor `text`.
 
-    prefill_seconds: from the first step to the first token. decode_seconds: the steps after it, sampling included;
-    decode_tokens: what they chose, an end token included. drafts: what drafting did, None if it was off. reused: what
-    of the prompt was there before.
+    prefill_seconds: from the first step, or the look for a prefix, to the first token. decode_seconds: the steps after
+    it, sampling included; decode_tokens: what they chose, an end token included. drafts: what drafting did, None if it
+    was off. reused: what of the prompt was there before.
     """
 
     prompt_tokens: int = 0
