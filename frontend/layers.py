@@ -75,8 +75,9 @@ class Step:
 
     tokens, positions, slots, first, starts: i32 [T]. A sequence's tokens are contiguous with consecutive positions;
     window keys below `first` are invisible. Global rows of positions below `kept` i32 [T] stay as they are; layers of
-    the draft head have none and go without. `tables` maps a rope table's key to (cos, sin). `record` is called with a
-    name and a tensor at every landmark of the model.
+    the draft head have none and go without. image: bool [T], tokens of images' spans; what stands in their place say
+    image_rows i32 [T] and image_values [I, D] (`PlaceImages`). `tables` maps a rope table's key to (cos, sin). `record`
+    is called with a name and a tensor at every landmark of the model.
     """
 
     arithmetic: Arithmetic
@@ -89,6 +90,8 @@ class Step:
     record: Callable[[str, Tensor], None]
     kept: Tensor | None = None
     image: Tensor | None = None
+    image_rows: Tensor | None = None
+    image_values: Tensor | None = None
     compressed_ids: Tensor | None = None
     tables: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
     selections: dict[int, Tensor] = field(default_factory=dict)

@@ -34,7 +34,7 @@ def load(path: str | Path, arithmetic: str = "release") -> Model:
         model = Model(config, arithmetic_named(arithmetic), formats, pad)
     for prefix, module in model.named_modules():
         for name, _ in list(module.named_parameters(recurse=False)):
-            set_parameter(module, name, read_parameter(checkpoint, model, f"{prefix}.{name}"))
+            set_parameter(module, name, read_parameter(checkpoint, model, f"{prefix}.{name}".lstrip(".")))
     if table is not None:
         model.compressed_ids = torch.from_numpy(table)
     if arithmetic == "exact":

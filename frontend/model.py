@@ -26,8 +26,9 @@ from v41c.frontend.arithmetic import Arithmetic
 from v41c.frontend.block import Block
 from v41c.frontend.config import ModelConfig
 from v41c.frontend.draft import DraftBlock, propose, write_context
-from v41c.frontend.layers import Norm, Step, Table
+from v41c.frontend.layers import Norm, Step, Table, parameter
 from v41c.frontend.tensor_names import TensorFormats
+from v41c.frontend.vision import Aligner, Patches, Tower
 from v41c.ir.formats import FORMATS
 from v41c.ir.ops.compress_tokens import CompressTokens
 from v41c.ir.ops.concat import Concat
@@ -37,6 +38,7 @@ from v41c.ir.ops.hc_mix import HcMix
 from v41c.ir.ops.history_write import HistoryWrite
 from v41c.ir.ops.image_mask import ImageMask
 from v41c.ir.ops.linear import Linear as LinearOp
+from v41c.ir.ops.place_images import PlaceImages
 from v41c.ir.ops.rope_table import RopeTable
 from v41c.ir.ops.run_starts import RunStarts
 from v41c.ir.ops.start_stream import StartStream
@@ -50,7 +52,7 @@ def ignore(name: str, tensor: Tensor) -> None:
 
 
 class Model(nn.Module):
-    """The text model. `engram_pad` is the compressed id of the pad token, 0 without Engram."""
+    """The model. `engram_pad` is the compressed id of the pad token, 0 without Engram."""
 
     layers: Sequence[Block]
     mtp: Sequence[DraftBlock]
@@ -67,6 +69,9 @@ class Model(nn.Module):
         self.norm = Norm(c.dim, c.norm_eps)
         self.head = Table(c.vocab_size, c.dim, "bf16")
         self.mtp = nn.ModuleList(DraftBlock(c, arithmetic, index, formats) for index in range(c.n_mtp_layers))  # type: ignore[assignment]
+        if c.has_vision:
+            self.vision, self.aligner = Tower(c, arithmetic), Aligner(c, arithmetic)
+            self.image_start, self.image_newline, self.image_end = (parameter(torch.bfloat16, c.dim) for _ in range(3))
         if c.has_engram:
             self.register_buffer("compressed_ids", torch.zeros(c.vocab_size, dtype=torch.int32), persistent=False)
 
@@ -78,11 +83,16 @@ class Model(nn.Module):
         }
 
     def forward(
-        self, tokens: Tensor | Sequence[int], states: dict[str, Tensor] | None = None, position: int = 0
+        self,
+        tokens: Tensor | Sequence[int],
+        states: dict[str, Tensor] | None = None,
+        position: int = 0,
+        images: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Logits f32 [T, V] after each of `tokens` [T], which stand at `position`, `position` + 1, … of one sequence.
 
         Without `states` the sequence starts fresh. With them it continues where they stand, and they are updated.
+        images: `image_rows` i32 [T] and `image_values` [I, D], see `PlaceImages`.
         """
         tokens = torch.as_tensor(tokens, dtype=torch.int32)
         if tokens.dim() != 1 or not len(tokens):
@@ -95,7 +105,10 @@ class Model(nn.Module):
         positions = torch.arange(position, position + count, dtype=torch.int32)
         same = torch.zeros_like(positions)
         rows = torch.arange(count, dtype=torch.int32)
-        return self.step(tokens, positions, same, same, rows, states)[0]
+        image_rows, image_values = images or (None, None)
+        return self.step(tokens, positions, same, same, rows, states, image_rows=image_rows, image_values=image_values)[
+            0
+        ]
 
     def step(
         self,
@@ -107,12 +120,16 @@ class Model(nn.Module):
         states: dict[str, Tensor],
         record: Record = ignore,
         kept: Tensor | None = None,
+        image_rows: Tensor | None = None,
+        image_values: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Backbone over flattened tokens i32 [T]: logits f32 [R, V] of `rows` i32 [R], and what the draft head reads.
 
         The second result [T, targets·D] is None without a draft head. kept: see `Step`, 0 for every token when None.
+        image_rows, image_values: what stands in the place of which tokens, see `PlaceImages`; nothing when None.
         """
         step = self.new_step(tokens, positions, slots, first, states, record, kept)
+        step.image_rows, step.image_values = image_rows, image_values
         stream, mix = self.embed_tokens(step)
         stream, mix, taps = self.run_layers(stream, mix, step)
         if self.config.has_engram:
@@ -122,10 +139,17 @@ class Model(nn.Module):
         record("logits", logits)
         return logits, taps
 
+    def see(self, patches: Patches) -> Tensor:
+        """What the vision tower makes of images: [R, D], in the dtype of activations."""
+        return self.aligner(self.vision(patches), patches.sources)  # type: ignore[no-any-return]
+
     def embed_tokens(self, step: Step) -> tuple[Tensor, Tensor]:
         """Stream and mix entering layer 0."""
         out = self.arithmetic.activation
         embedded = apply(Embedding(out), step.tokens, self.embed.weight)
+        if step.image_rows is not None and step.image_values is not None:
+            delimiters = (self.image_start, self.image_newline, self.image_end)
+            embedded = apply(PlaceImages(), embedded, step.image_rows, step.image_values, *delimiters)
         return apply(StartStream(self.config.hc_mult), embedded)  # type: ignore[no-any-return]
 
     def run_layers(self, stream: Tensor, mix: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -26,6 +26,7 @@ from v41c.frontend.from_aten import import_aten
 from v41c.frontend.loading import checkpoint_name, skeleton
 from v41c.frontend.model import Model, state_shapes
 from v41c.frontend.tensor_names import TensorFormats
+from v41c.frontend.vision import Patches
 from v41c.ir.build import Builder
 from v41c.ir.graph import Graph, Module, Value
 from v41c.ir.ops import op_types
@@ -38,9 +39,10 @@ _TOKENS, _ROWS, _SLOTS, _CONTEXT = 61, 7, 3, 3 * 5 * 7 * 11 * 13
 
 
 def trace(config: ModelConfig, formats: TensorFormats, engram_pad: int = 0) -> Module:
-    """Graphs `model`, and with a draft head `draft_context` and `draft`, in release arithmetic.
+    """Graphs `model`, with a draft head `draft_context` and `draft`, and with a vision tower `vision`.
 
-    No weight is read or allocated. TraceError names an operation that the importer does not know and its module.
+    In release arithmetic. No weight is read or allocated. TraceError names an operation that the importer does not know
+    and its module.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True, static_shapes=True)
     with mode:
@@ -83,7 +85,10 @@ def _phases(model: Model) -> list[_Phase]:
         results = model.draft(**inputs, states=states, record=record.__setitem__)
         return {"outputs": dict(zip(("logits", "drafts", "confidence"), results, strict=True)), "record": record}
 
-    phases = [_Phase("model", batch | {"kept": i32("T"), "rows": i32("R")}, backbone, run_model)]
+    inputs = batch | {"kept": i32("T"), "rows": i32("R")}
+    if c.has_vision:
+        inputs |= {"image_rows": i32("T"), "image_values": TensorType(DType.BF16, ("T", c.dim))}
+    phases = [_Phase("model", inputs, backbone, run_model)]
     if c.has_draft:
         context = {
             "main_hidden": TensorType(DType.BF16, ("T", len(c.dspark_target_layer_ids) * c.dim)),
@@ -92,7 +97,22 @@ def _phases(model: Model) -> list[_Phase]:
         }
         phases.append(_Phase("draft_context", context, drafting, run_context))
         phases.append(_Phase("draft", batch, drafting, run_draft))
+    if c.has_vision:
+        phases.append(_vision_phase(model))
     return phases
+
+
+def _vision_phase(model: Model) -> _Phase:
+    """The vision tower: its T tokens are patches, and it gives R rows."""
+    c = model.config
+    inputs = {"patches": TensorType(DType.BF16, ("T", 3 * c.vision_patch_size**2))}
+    inputs |= {name: i32("T") for name in ("patch_rows", "patch_columns", "begins", "ends")}
+    inputs["sources"] = i32("R", c.vision_downsample_ratio**2)
+
+    def run_vision(inputs: dict[str, Tensor], states: dict[str, Tensor]) -> dict[str, Any]:
+        return {"outputs": {"features": model.see(Patches(*inputs.values()))}, "record": {}}
+
+    return _Phase("vision", inputs, (), run_vision)
 
 
 class _Wrapper(nn.Module):

@@ -68,6 +68,7 @@ class PassContext:
 
     `kernel_for` gives the target's kernel for an operation at types and upper bounds of the symbolic dimensions.
     `variants` are the token counts that programs are compiled for, ascending; `bounds` bound every other dimension.
+    `images` bounds the patches T and the rows R of a step of the graph `vision`, which takes whole images.
     `quantized` has the types, by name, of weights in the release's quantised formats and of their scales. Without a
     `machine` nothing is chosen by cost.
     """
@@ -78,3 +79,4 @@ class PassContext:
     bounds: Mapping[str, int] = field(default_factory=dict)
     quantized: Mapping[str, TensorType] = field(default_factory=dict)
     machine: Machine | None = None
+    images: Mapping[str, int] = field(default_factory=dict)

@@ -130,7 +130,7 @@ def decode_cost(module: Module, bounds: Mapping[str, int]) -> tuple[int, Cost]:
     seen: set[str] = set()
     for graph in module:
         base = graph.name.partition(":")[0]
-        if base.startswith("draft") or base in seen:
+        if base.startswith(("draft", "vision")) or base in seen:
             continue
         seen.add(base)
         operations += len(graph.nodes)

@@ -21,15 +21,22 @@ MAX_ROWS = 64
 
 def run(module: Module, context: PassContext) -> Module:
     """Raises UnsupportedError, naming operation, target and reason, where there is no kernel."""
-    return Module(tuple(_variant(graph, tokens, context) for graph in module for tokens in context.variants))
+    return Module(tuple(_variant(graph, step, context) for graph in module for step in _steps(graph, context)))
 
 
-def _variant(graph: Graph, tokens: int, context: PassContext) -> Graph:
-    bounds = dict(context.bounds) | {"T": tokens, "R": min(tokens, MAX_ROWS)}
+def _steps(graph: Graph, context: PassContext) -> list[Mapping[str, int]]:
+    """T and R of the steps that a graph is compiled for: tokens and rows, or of the vision tower patches and rows."""
+    if graph.name == "vision":
+        return [context.images]
+    return [{"T": tokens, "R": min(tokens, MAX_ROWS)} for tokens in context.variants]
+
+
+def _variant(graph: Graph, step: Mapping[str, int], context: PassContext) -> Graph:
+    bounds = {**context.bounds, **step}
     nodes = tuple(select(node, bounds, context) for node in graph.nodes)
     used = {symbol for value in _values(graph) for symbol in value.type.symbols}
     kept = {name: bound for name, bound in bounds.items() if name in used}
-    return replace(graph, name=f"{graph.name}:{tokens}", nodes=nodes, bounds=kept)
+    return replace(graph, name=f"{graph.name}:{step['T']}", nodes=nodes, bounds=kept)
 
 
 def select(node: Node, bounds: Mapping[str, int], context: PassContext) -> Node:

@@ -21,17 +21,32 @@ from v41c.manifest import (
     StateEntry,
     capacities,
 )
+from v41c.runtime.images import Rules
 
 _GRID_AXES = 3
 #: inputs that the runtime makes for each step, all i32: `rows` has dimension R, the others T
 BATCH_INPUTS = {"tokens": "T", "positions": "T", "slots": "T", "first": "T", "kept": "T", "rows": "R"}
+#: those that it makes for images: of the vision tower T counts patches, R the rows that it gives
+BATCH_INPUTS |= {"image_rows": "T", "patch_rows": "T", "patch_columns": "T", "begins": "T", "ends": "T"}
+#: inputs for images with a second axis, by the types that they may have
+IMAGE_INPUTS = {"image_values": ("bf16", "f32"), "patches": ("bf16", "f32"), "sources": ("i32",)}
+#: inputs of which the first rows may be given alone: what `image_rows` does not point at is not read
+PARTIAL_INPUTS = ("image_values",)
 #: inputs of each graph beyond those: outputs of the graph that runs before it
-FED_BY = {"model": None, "encoder": None, "decoder": "encoder", "draft_context": "decoder", "draft": None}
+FED_BY = {
+    "model": None,
+    "encoder": None,
+    "decoder": "encoder",
+    "draft_context": "decoder",
+    "draft": None,
+    "vision": None,
+}
 #: outputs that the runtime reads by name, with their leading dimension
 _READ_OUTPUTS = {
     "model": {"logits": "R"},
     "decoder": {"logits": "R"},
     "draft": {"logits": "T", "drafts": "T", "confidence": "T"},
+    "vision": {"features": "R"},
 }
 
 
@@ -157,6 +172,7 @@ class _Check:
             self.require(graph in FED_BY, "programs", f"graphs of {', '.join(FED_BY)}", graph)
             self.inputs(program, widest)
             self.outputs(program)
+        self.vision(widest)
 
     def rings(self, verified: int) -> None:
         """What one verification writes can be taken back: no token of it writes over another one's row."""
@@ -252,10 +268,40 @@ class _Check:
             where = f"graph {program.graph}: input {value.name}"
             if value.name in BATCH_INPUTS:
                 self.same_type(where, value, "i32", [BATCH_INPUTS[value.name]])
+            elif value.name in IMAGE_INPUTS:
+                self.image_input(where, value)
             else:
                 self.require(value.name in fed, where, "a step's input or an output of the graph before it", "neither")
                 self.same_type(where, value, fed[value.name].dtype, fed[value.name].shape)
                 self.require(value.shape[:1] == ["T"], where, "a leading dimension T", value.shape)
+
+    def image_input(self, where: str, value: BufferEntry) -> None:
+        """Patches, rows and sources are as wide as images are cut and as the model is."""
+        rules = Rules.of(self.manifest.config)
+        self.require(rules is not None, where, "a model with a vision tower", "one without")
+        if rules is not None:
+            widths = {"patches": 3 * rules.patch**2, "sources": rules.merged**2}
+            width = widths.get(value.name, self.manifest.config.get("dim"))
+            shape = ["R" if value.name == "sources" else "T", width]
+            fits = value.dtype in IMAGE_INPUTS[value.name] and value.shape == shape
+            self.require(fits, where, f"{' or '.join(IMAGE_INPUTS[value.name])}{shape}", f"{value.dtype}{value.shape}")
+
+    def vision(self, widest: Mapping[str, Program]) -> None:
+        """A tower whose rows the text model takes, in steps of any image."""
+        first = widest.get("encoder") or widest["model"]
+        places = [first.values[index] for index in first.inputs if first.values[index].name == "image_values"]
+        self.require(bool(places) == ("vision" in widest), "programs", "a graph vision and who takes its rows", "one")
+        if not places:
+            return
+        tower, rules = widest["vision"], Rules.of(self.manifest.config)
+        features = [tower.values[index] for index in tower.outputs if tower.values[index].name == "features"]
+        for value in features:
+            self.same_type("graph vision: output features", value, places[0].dtype, ["R", *places[0].shape[1:]])
+        if rules is not None:
+            most = (rules.max_patches, rules.max_tokens)
+            fits = tower.max_tokens >= most[0] and tower.max_rows >= most[1]
+            found = f"{tower.max_tokens} and {tower.max_rows}"
+            self.require(fits, "graph vision", f"steps of {most[0]} patches and {most[1]} rows", found)
 
     def outputs(self, program: Program) -> None:
         found = {program.values[index].name: program.values[index] for index in program.outputs}

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from v41c.errors import ArtifactError, ContextError
 from v41c.manifest import BufferEntry, Program
 from v41c.runtime.artifact import Engine, cpu_name
-from v41c.runtime.bounds import bind, extent_bytes
-from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows
+from v41c.runtime.bounds import PARTIAL_INPUTS, bind, extent_bytes
+from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows, step_size
 from v41c.runtime.journal import Journal
 from v41c.runtime.states import NUMPY, Array, States, aligned_bytes
 
@@ -138,7 +138,7 @@ class CpuDevice:
         observe: Observe | None = None,
     ) -> dict[str, Array]:
         """As `Device.execute`; outputs are views of the arena."""
-        tokens, rows = len(inputs["positions"]), len(inputs.get("rows", ()))
+        tokens, rows = step_size(inputs)
         prepared = self._prepare(self._programs.smallest(graph, tokens, rows))
         prepared.bind(tokens, rows)
         for name, view in prepared.inputs.items():
@@ -147,7 +147,7 @@ class CpuDevice:
                 array = self._carried[name][: len(view)]
             if array is None:
                 raise ContextError(f"graph {graph}: input {name}: expected one, got {', '.join(inputs)}")
-            _fill(graph, name, view, array)
+            _fill(graph, name, view[: len(array)] if name in PARTIAL_INPUTS else view, array)
         if observe is None:
             self._run(prepared, 0, len(prepared.program.commands))
         else:

@@ -11,8 +11,8 @@ import numpy as np
 from v41c.errors import ContextError, DeviceError
 from v41c.manifest import BufferEntry, Command, LaunchEntry, Program, StateEntry, capacities
 from v41c.runtime.artifact import Engine
-from v41c.runtime.bounds import bind, extent_bytes
-from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows
+from v41c.runtime.bounds import PARTIAL_INPUTS, bind, extent_bytes
+from v41c.runtime.device import Observation, Observe, Programs, require_fit, require_rows, step_size
 from v41c.runtime.journal import Journal
 from v41c.runtime.states import NUMPY, Array
 
@@ -116,7 +116,7 @@ class CudaDevice:
         observe: Observe | None = None,
     ) -> dict[str, Array]:
         """As `Device.execute`; outputs are copies."""
-        tokens, rows = len(inputs["positions"]), len(inputs.get("rows", ()))
+        tokens, rows = step_size(inputs)
         program = self._programs.smallest(graph, tokens, rows)
         prepared = self._prepare(program)
         prepared.bind(tokens, rows)
@@ -206,6 +206,8 @@ class CudaDevice:
         shape = bind(value.shape, prepared.dims)
         if value.name in inputs:
             array = np.ascontiguousarray(inputs[value.name])
+            if value.name in PARTIAL_INPUTS:
+                shape = (min(len(array), shape[0]), *shape[1:])
             require_fit(f"graph {graph}: value {value.name}", np.empty(shape, NUMPY[value.dtype]), array)
             self._driver.upload(self._arena + value.offset, array)
             return

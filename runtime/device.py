@@ -51,9 +51,10 @@ class Device(Protocol):
         """Run a graph on its inputs, by name; its outputs by name, as arrays that hold until the next call.
 
         `inputs` holds `positions` [T], `rows` [R] where the graph wants it, and whatever else the graph declares, in
-        the declared dtypes (bf16 as uint16); more does no harm. Only outputs in `read` are given back, all of them when
-        it is None: the others stay where they are, and their first rows are the inputs of that name of the graphs that
-        run next, where one has such an input. The smallest program with room for T tokens runs. States change in place.
+        the declared dtypes (bf16 as uint16); more does no harm, and of `image_values` the first rows are enough. Only
+        outputs in `read` are given back, all of them when it is None: the others stay where they are, and their first
+        rows are the inputs of that name of the graphs that run next, where one has such an input. The smallest program
+        with room for T tokens runs. States change in place.
         With `observe`, commands run one by one and every result is copied and shown as soon as it is there, and may be
         replaced. ContextError for inputs that do not fit the graph.
         """
@@ -84,6 +85,13 @@ class Device(Protocol):
 
         All states are then as if these positions had never been fed. ContextError for others than those remembered.
         """
+
+
+def step_size(inputs: Mapping[str, Array]) -> tuple[int, int]:
+    """T and R of a step: tokens and rows with logits, or of the vision tower patches and rows that it gives."""
+    if "patches" in inputs:
+        return len(inputs["patches"]), len(inputs["sources"])
+    return len(inputs["positions"]), len(inputs.get("rows", ()))
 
 
 class Programs:

@@ -12,7 +12,7 @@ import math
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -55,6 +55,12 @@ class Grid:
     def places(self) -> tuple[int, int]:
         """Rows and columns of what the tower gives."""
         return -(-self.rows // self.merged), -(-self.columns // self.merged)
+
+    @property
+    def merged_rows(self) -> int:
+        """How many rows the tower gives."""
+        rows, columns = self.places
+        return rows * columns
 
     @property
     def span_tokens(self) -> int:
@@ -243,15 +249,3 @@ def cut(pixels: Pixels, side: int) -> Pixels:
     height, width = pixels.shape[:2]
     blocks = pixels.reshape(height // side, side, width // side, side, 3).transpose(0, 2, 4, 1, 3)
     return np.ascontiguousarray(blocks.reshape(-1, 3 * side * side))
-
-
-def packs(pictures: list[Picture], max_patches: int) -> Iterator[list[Picture]]:
-    """Pictures in their order, in runs that one step of the tower takes: at most `max_patches` together."""
-    run: list[Picture] = []
-    for picture in pictures:
-        if run and sum(each.grid.patches for each in run) + picture.grid.patches > max_patches:
-            yield run
-            run = []
-        run.append(picture)
-    if run:
-        yield run

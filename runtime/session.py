@@ -17,6 +17,7 @@ from v41c.runtime.profile import Profile, known_profile
 from v41c.runtime.schedules import Schedule
 from v41c.runtime.states import Array
 from v41c.runtime.steps import Cuts, Feed, Floats, Ints, Part, Plan, Room, Run, Steps
+from v41c.runtime.vision import Placed, image_rules, images_of
 
 Tokens = Sequence[int] | npt.NDArray[np.integer]
 
@@ -380,7 +381,14 @@ class Session:
 
     def _run(self, tokens: Tokens, slot: int) -> Run:
         start = self.length(slot)
-        return Run(slot, start, self._checked(tokens, start), self._kept[slot])
+        images = tuple(image.moved(start) for image in self._images(tokens))
+        return Run(slot, start, self._checked(tokens, start), self._kept[slot], images)
+
+    def _images(self, tokens: Tokens) -> tuple[Placed, ...]:
+        images = images_of(tokens)
+        if images:
+            image_rules(self.engine)
+        return images
 
     def _checked(self, tokens: Tokens, start: int) -> Ints:
         """Token ids i32 [T] that fit behind `start` others; ContextError for what is none or too much."""

@@ -42,6 +42,12 @@ def as_float(array: Array, dtype: str) -> Array:
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
+def as_bf16(values: Array) -> Array:
+    """The bits u16 of f32 values in bf16, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
 @dataclass(frozen=True, eq=False)
 class States:
     """States of `slots` sequences of up to `max_context` tokens.

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from v41c.runtime.artifact import Engine
-from v41c.runtime.device import Device, Observe
+from v41c.runtime.device import Device, Observe, step_size
 from v41c.runtime.states import Array
+from v41c.runtime.vision import Placed, Sight
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -21,12 +22,14 @@ class Run:
     """Consecutive tokens of one sequence: i32 [T], the first at position `start`.
 
     Global rows (compressed entries, index keys) of positions below `kept` are there already and are not written.
+    `images` are those of the sequence, by position, that the tokens may hold a part of.
     """
 
     slot: int
     start: int
     tokens: Ints
     kept: int = 0
+    images: tuple[Placed, ...] = ()
 
     @property
     def end(self) -> int:
@@ -151,6 +154,7 @@ class Steps:
         self.drafting = drafting
         self.contexts = [range(0)] * slots
         self._device = device
+        self._sight = Sight(engine, self._execute) if engine.programs("vision") else None
 
     @property
     def split(self) -> bool:
@@ -177,7 +181,7 @@ class Steps:
         if self.split:
             runs = [part.run for part in (*decoded, *(part for part in parts if not part.decoded))]
             first = _per_token([self.cuts[run.slot].encoder for run in runs], runs)
-            self._execute("encoder", {**_inputs(runs), "first": first}, ())
+            self._execute("encoder", {**_inputs(runs), **self._images(runs), "first": first}, ())
         found = self._finish(decoded) if decoded else np.empty((0, self.engine.manifest.vocabulary), np.float32)
         return np.split(found, np.cumsum([len(part.rows) for part in parts])[:-1])
 
@@ -193,6 +197,8 @@ class Steps:
         """Logits f32 [R, V] of the rows of all parts, from the last graph of the model."""
         runs = [part.run for part in parts]
         inputs = self._decoder_inputs(runs)
+        if not self.split:
+            inputs |= self._images(runs)
         begins = np.cumsum([0, *(len(run.tokens) for run in runs)], dtype=np.int32)
         rows = _flat([part.rows + begin for part, begin in zip(parts, begins[:-1], strict=True)])
         outputs = self._execute("decoder" if self.split else "model", {**inputs, "rows": rows}, ("logits",))
@@ -208,6 +214,12 @@ class Steps:
         context = self.contexts[run.slot]
         return context.start if context.start <= run.start <= context.stop else run.start
 
+    def _images(self, runs: Sequence[Run]) -> dict[str, Array]:
+        """What stands in the place of tokens of images' spans; the vision tower sees an image when it is first met."""
+        if self._sight is None:
+            return {}
+        return self._sight.inputs([(run.start, run.end, run.images) for run in runs])
+
     def _decoder_inputs(self, runs: Sequence[Run]) -> dict[str, Array]:
         return {**_inputs(runs), "first": _per_token([self.cuts[run.slot].decoder for run in runs], runs)}
 
@@ -215,7 +227,7 @@ class Steps:
         self, graph: str, inputs: Mapping[str, Array], read: Collection[str] | None = None
     ) -> dict[str, Array]:
         outputs = self._device.execute(graph, inputs, read=read, observe=self.observe)
-        self.evaluated[graph] += len(inputs["positions"])
+        self.evaluated[graph] += step_size(inputs)[0]
         return outputs
 
 

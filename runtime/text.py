@@ -38,13 +38,19 @@ class Text:
         """
         if not text:
             raise UsageError("prompt: expected text, got none")
+        return self.begun(self.pieces(text))
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """Token ids with the begin token in front, unless it is there or there is none."""
+        return ids if self._bos is None or ids[:1] == [self._bos] else [self._bos, *ids]
+
+    def pieces(self, text: str) -> list[int]:
+        """Token ids of a part of a prompt, which may be empty. UsageError for what is no UTF-8."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"prompt: expected UTF-8, got a stray byte at character {error.start}") from error
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
-        if self._bos is not None and ids[:1] != [self._bos]:
-            ids = [self._bos, *ids]
         return ids
 
     def stream(self) -> TextStream:
@@ -88,9 +94,9 @@ class TextStream:
 
 
 class StopStrings:
-    """Text up to the first of some strings, as it comes: what may be the beginning of one is held back.
+    """Text up to the string of some that is complete first, as it comes: what may be its beginning is held back.
 
-    `found` once one is there: nothing more comes then.
+    `found` once one is complete, of two the longer: nothing more comes then.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -103,10 +109,10 @@ class StopStrings:
         if self.found:
             return ""
         self._held += text
-        ends = [place for string in self._strings if (place := self._held.find(string)) >= 0]
-        self.found = bool(ends)
-        certain = min(ends) if ends else len(self._held) - self._undecided()
-        given, self._held = self._held[:certain], "" if ends else self._held[certain:]
+        found = [(place + len(string), place) for string in self._strings if (place := self._held.find(string)) >= 0]
+        self.found = bool(found)
+        certain = min(found)[1] if found else len(self._held) - self._undecided()
+        given, self._held = self._held[:certain], "" if found else self._held[certain:]
         return given
 
     def finish(self) -> str:

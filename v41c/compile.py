@@ -80,7 +80,7 @@ class CompileReport:
 
 @dataclass(frozen=True)
 class Source:
-    """What is compiled: a configuration, and unless it is compiled without weights, its tensors and tokenizer."""
+    """What is compiled: a configuration, and, unless without weights, its tensors, tokenizer and chat template."""
 
     config: ModelConfig
     formats: TensorFormats
@@ -288,7 +288,9 @@ def pass_context(
 
     bounds = {"S": options.slots, **capacities(dims, limit)}
     quantized = quantized_types(config) if quantize.NAME in choose_passes(options.passes) else {}
-    return PassContext(options.arithmetic, select, target.variants, bounds, quantized, target)
+    most = config.vision_max_n_token
+    images = {"T": most * config.vision_downsample_ratio**2, "R": most}
+    return PassContext(options.arithmetic, select, target.variants, bounds, quantized, target, images)
 
 
 def run_passes(

@@ -43,7 +43,7 @@ def _backbone(module: Module) -> dict[str, Graph]:
     found: dict[str, Graph] = {}
     for graph in module:
         name = graph.name.partition(":")[0]
-        if not name.startswith("draft"):
+        if not name.startswith(("draft", "vision")):
             found.setdefault(name, graph)
     return found
 

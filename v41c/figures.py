@@ -326,7 +326,7 @@ def _decode_flops(subject: _Subject, context: int) -> tuple[float, float]:
     dims = token_dims(subject.states, context)
     halved, alike = 0.0, 0.0
     for name, graph in chosen_graphs(subject.stored, "fewest").items():
-        for node in graph.nodes if not name.startswith("draft") else ():
+        for node in graph.nodes if not name.startswith(("draft", "vision")) else ():
             flops = graph.node_cost(node, dims).flops
             alike += flops
             halved += flops / 2 if _scores_packed_keys(node) else flops

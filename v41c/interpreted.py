@@ -20,6 +20,7 @@ from v41c.manifest import capacities
 from v41c.origin import source_of
 from v41c.passes import remove_quantization
 from v41c.runtime.artifact import Engine
+from v41c.runtime.vision import TEXT
 from v41c.subject import Arithmetic, Array, Drafted, Look
 
 
@@ -88,7 +89,8 @@ class InterpretedSubject:
         """Inputs of a step of tokens i32 [T] that follow the sequence."""
         positions = torch.arange(self._length, self._length + len(tokens), dtype=torch.int32)
         zeros = torch.zeros_like(positions)
-        return {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros}
+        batch = {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros}
+        return batch | no_images(self.config, len(tokens), self.arithmetic)
 
     def run(self, graph: Graph, inputs: Mapping[str, Tensor], look: Look) -> dict[str, Tensor]:
         """Outputs of a graph; states go on."""
@@ -126,3 +128,12 @@ def unwritten(state: Value, dims: Mapping[str, int]) -> Tensor:
         return tensor.fill_(torch.nan)
     # 0xFF is NaN as e4m3 and as an e8m0 scale; an id of −1 would be an image token, so it is a large one
     return tensor.fill_(255) if tensor.dtype == torch.uint8 else tensor.fill_(10**6)
+
+
+def no_images(config: ModelConfig, tokens: int, arithmetic: Arithmetic) -> dict[str, Tensor]:
+    """Inputs for images of a step of so many tokens that holds none; nothing for a model that takes none."""
+    if not config.has_vision:
+        return {}
+    dtype = torch.bfloat16 if arithmetic == "release" else torch.float32
+    rows = torch.full((tokens,), TEXT, dtype=torch.int32)
+    return {"image_rows": rows, "image_values": torch.empty(0, config.dim, dtype=dtype)}

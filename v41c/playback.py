@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from v41c.frontend.config import ModelConfig
 from v41c.interpreted import unwritten
 from v41c.ir.graph import Graph, Module, Value
 from v41c.ir.interpret import Interpreted, interpret
+from v41c.ir.torch_types import torch_dtype
 from v41c.manifest import capacities
+from v41c.runtime.images import END, NEWLINE, START, Grid, Picture
+from v41c.runtime.vision import TEXT, tower_inputs
 
 Record = Callable[[str, Tensor], None]
 Run = Callable[
@@ -28,20 +32,25 @@ Run = Callable[
 SLOTS, MOST_ROWS = 2, 64
 #: most tokens of a step, and of the long prefill in all: what the interpreter does in seconds
 _CHUNK, _LONGEST = 512, 1024
+#: positions of an image's span
+_IMAGE = 5
 
 
 @dataclass(frozen=True)
 class Step:
-    """Tokens of one or two sequences, or a draft block of one: the inputs by name, i32 [T] and `rows` i32 [R]."""
+    """Tokens of one or two sequences, a draft block of one, or images: the inputs by name.
+
+    i32 [T] and `rows` i32 [R], and where images are, as the graphs have it, floats as f32.
+    """
 
     name: str
     inputs: Mapping[str, Tensor]
-    draft: bool = False
+    part: Literal["model", "draft", "vision"] = "model"
 
     @property
     def tokens(self) -> int:
-        """T."""
-        return len(self.inputs["tokens"])
+        """T: tokens, or patches of images."""
+        return len(self.inputs["patches" if self.part == "vision" else "tokens"])
 
 
 @dataclass(frozen=True)
@@ -62,23 +71,29 @@ def script(config: ModelConfig, seed: int) -> list[Step]:
     """The steps for a model: random tokens, the same for the same seed."""
     draw = np.random.default_rng(seed)
     lengths = [0] * SLOTS
+    values = torch.from_numpy(np.random.default_rng(seed).standard_normal((_IMAGE, config.dim), np.float32))
 
     def step(name: str, counts: Sequence[int], first: int = 0, images: int = 0, kept: int = 0) -> Step:
         ids = draw.integers(0, config.vocab_size, sum(counts))
+        rows = np.full(len(ids), TEXT)
         if images and config.image_token_id >= 0:
             ids[2 : 2 + images] = config.image_token_id
+            rows[2 : 2 + images] = [START, *range(images - 3), NEWLINE, END]
         positions = [np.arange(lengths[slot], lengths[slot] + count) for slot, count in enumerate(counts)]
         for slot, count in enumerate(counts):
             lengths[slot] += count
         slots = np.repeat(np.arange(SLOTS), counts)
         cuts = np.full(len(ids), first)
-        return Step(name, _inputs(ids, np.concatenate(positions), slots, cuts, np.full(len(ids), kept)))
+        inputs = _inputs(ids, np.concatenate(positions), slots, cuts, np.full(len(ids), kept))
+        if config.has_vision:
+            inputs |= {"image_rows": torch.from_numpy(rows.astype(np.int32)), "image_values": values}
+        return Step(name, inputs)
 
     steps = []
     for begin in range(0, (longest := _longest(config)), _CHUNK):
         count = min(_CHUNK, longest - begin)
         steps.append(step(f"prefill of {count} tokens{f' from {begin}' if begin else ''}", (count, 0)))
-    steps.append(step("chunk of 22 and 17 tokens of two sequences", (22, 17), images=5))
+    steps.append(step("chunk of 22 and 17 tokens of two sequences", (22, 17), images=_IMAGE))
     steps += [step(f"decode of sequence {slot}", [int(slot == each) for each in range(SLOTS)]) for slot in (0, 1, 0)]
     # keys of the window below position 3 were never written, as after a replay
     steps.append(step("chunk of 9 tokens behind a cut", (0, 9), first=3))
@@ -90,8 +105,21 @@ def script(config: ModelConfig, seed: int) -> list[Step]:
             ids[0] = draw.integers(0, config.vocab_size)
             positions = np.arange(lengths[0], lengths[0] + count)
             zeros = np.zeros_like(positions)
-            steps.append(Step(f"draft of {count} tokens", _inputs(ids, positions, zeros, zeros, zeros), draft=True))
+            steps.append(Step(f"draft of {count} tokens", _inputs(ids, positions, zeros, zeros, zeros), "draft"))
+    if config.has_vision:
+        steps.append(_images(config, seed))
     return steps
+
+
+def _images(config: ModelConfig, seed: int) -> Step:
+    """Two images of noise, of which neither is whole blocks of patches."""
+    draw = np.random.default_rng(seed)
+    pictures = []
+    for rows, columns in ((4, 5), (2, 7)):
+        patches = draw.uniform(-1, 1, (rows * columns, 3 * config.vision_patch_size**2)).astype(np.float32)
+        pictures.append(Picture(Grid(rows, columns, config.vision_downsample_ratio), patches, b""))
+    inputs = tower_inputs(pictures)
+    return Step("images of 20 and 14 patches", {k: torch.from_numpy(v) for k, v in inputs.items()}, "vision")
 
 
 def _longest(config: ModelConfig) -> int:
@@ -128,7 +156,7 @@ class Playback:
         """Everything that a step computes."""
         seen: list[Seen] = []
         values = dict(step.inputs)
-        parts = {"draft": "draft"} if step.draft else _PARTS
+        parts = _PARTS if step.part == "model" else {step.part: step.part}
         for name, part in parts.items():
             graph = self._graph(name, step.tokens)
             if graph is not None:
@@ -141,6 +169,7 @@ class Playback:
         self, graph: Graph, inputs: Mapping[str, Tensor]
     ) -> tuple[list[tuple[str, Tensor, bool, bool]], dict[str, Tensor]]:
         values: dict[str, Tensor] = {}
+        inputs = {value.name: inputs[value.name].to(torch_dtype(value.type.dtype)) for value in graph.inputs}
         with torch.inference_mode():
             result = self._run(graph, inputs, self._weight, self._states, values.__setitem__)
         self._states |= result.states

@@ -117,8 +117,8 @@ def variant(graph: Graph) -> tuple[str, int | None]:
 
 
 def is_backbone(graph: Graph) -> bool:
-    """Whether every token goes through the graph: it is none of the draft head."""
-    return not graph.name.startswith("draft")
+    """Whether every token goes through the graph: it is none of the draft head or of the vision tower."""
+    return not graph.name.startswith(("draft", "vision"))
 
 
 def chosen_graphs(module: Module, tokens: str) -> dict[str, Graph]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from v41c.errors import ContextError
-from v41c.runtime.states import as_float
+from v41c.runtime.states import as_bf16, as_float
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -300,9 +300,3 @@ def _companions(programs: Sequence[Program]) -> frozenset[str]:
             if len(results) > 1 and any(name.rpartition(".")[2] in FORCED for name in results):
                 names.update(results)
     return frozenset(names)
-
-
-def as_bf16(values: Array) -> Array:
-    """The bits u16 of f32 values in bf16, rounded to nearest even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

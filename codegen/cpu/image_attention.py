@@ -17,6 +17,7 @@ from v41c.codegen.cpu.numeric import exp
 from v41c.codegen.cpu.sparse import Types, broadcast, required
 from v41c.codegen.cpu.tir import (
     LANES,
+    Buffer,
     Expr,
     Local,
     bf16,
@@ -113,12 +114,8 @@ class _Tile:
     def _absorb(self, first: Expr, count: Expr) -> None:
         """Take in `count` keys and values, from that of patch `first` on."""
         with loop(count) as key:
-            for part, target in ((1, self._keys), (2, self._values)):
-                source, place = self._row(let(first + key), part), let(key * self._width)
-                each(
-                    self._width,
-                    lambda i, lanes, s=source, p=place, t=target: put(t, p + i, load(self._qkv, s + i, lanes)),
-                )
+            self._widen(let(first + key), 1, self._keys, let(key * self._width))
+            self._widen(let(first + key), 2, self._values, let(key * self._width))
         whole = let(count // _SIDE)
         with loop(whole) as quad:
             self._scores(let(quad * _SIDE), _SIDE)
@@ -129,6 +126,10 @@ class _Tile:
             self._weigh(let(quad * _SIDE), _SIDE, count, decays)
         for i in range(self._width // _SIDE * _SIDE, self._width):
             self._weigh(i64(i), 1, count, decays)
+
+    def _widen(self, patch: Expr, part: int, target: Buffer, place: Expr) -> None:
+        source = self._row(patch, part)
+        each(self._width, lambda i, lanes: put(target, place + i, load(self._qkv, source + i, lanes)))
 
     def _scores(self, key: Expr, side: int) -> None:
         sums = [[local(const(0.0, LANES)) for _ in range(_VECTORS)] for _ in range(side)]

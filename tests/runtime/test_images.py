@@ -241,10 +241,3 @@ def test_what_is_no_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_model_whose_spans_hold_no_image_says_so() -> None:
     with pytest.raises(UsageError, match="vision_max_n_token: expected at least 4 positions for an image, got 3"):
         Rules(14, 3, 3, 3136).grid(56, 56)
-
-
-def test_packs_keep_order_and_stay_within_a_step() -> None:
-    pictures = [make_picture(noise(side, 56), SMALL) for side in (56, 140, 70, 300, 56)]
-    runs = list(images.packs(pictures, 40))
-    assert [picture for run in runs for picture in run] == pictures
-    assert [[picture.grid.patches for picture in run] for run in runs] == [[16], [40], [20], [88], [16]]
