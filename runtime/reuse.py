@@ -4,6 +4,8 @@ Of the first P tokens of a prompt the store has the global rows. The local state
 anew by a replay (DeepSeek-V4.1 report, section 2.1): they are fed again, their window cut at the first of them, and
 write no global rows. If the pool has the local state as well, nothing is replayed. What is left of the prompt is fed as
 usual. Block-token evaluations: L_encoder·(min(P, W) + N − P) + L_decoder·min(N, W).
+
+Images are told apart by what is seen in them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from v41c.runtime.prefix_store import Prefix, PrefixStore
 from v41c.runtime.session import Session, Standing, Tokens
 from v41c.runtime.states import Array, row_kinds
 from v41c.runtime.steps import Cuts, Ints
+from v41c.runtime.vision import content_keys
 
 _HISTORY = "engram.history"
 _COMPRESSED_IDS = "engram.compressed_ids"
@@ -53,7 +56,7 @@ class Reuse:
         """
         session = self._session
         session.check(prompt, mode=mode, replay=replay, chunk=None)
-        tokens = _keys(prompt)
+        tokens = content_keys(prompt)
         session.reset(slot)
         tail = len(tokens) - (session.engine.manifest.window if replay is None else replay)
         prefix = self._store.find(tokens)
@@ -74,7 +77,7 @@ class Reuse:
     def end(self, prompt: Tokens, generated: Sequence[int] = (), *, slot: int = 0) -> None:
         """Keep what a sequence leaves, which was fed a prompt and tokens generated from it, the last ones maybe not."""
         session = self._session
-        fed = np.concatenate([_keys(prompt), np.array(generated, np.int32)])[: session.length(slot)]
+        fed = np.concatenate([content_keys(prompt), np.array(generated, np.int32)])[: session.length(slot)]
         self._store.save(fed, functools.partial(self._rows, slot))
         if self._pool is None:
             return
@@ -130,7 +133,3 @@ class Reuse:
 
     def _rows(self, slot: int, name: str, begin: int, end: int) -> Array:
         return self._session.rows(name, slot, begin, end)
-
-
-def _keys(prompt: Tokens) -> Ints:
-    return np.asarray(prompt, np.int32)

@@ -24,12 +24,14 @@ from v41c.errors import ContextError, UsageError
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.batch import Batch
 from v41c.runtime.generate import Generation
+from v41c.runtime.images import Grid, Picture
 from v41c.runtime.pool import Pool
 from v41c.runtime.prefix_store import PrefixStore
 from v41c.runtime.request import Options, Request
 from v41c.runtime.reuse import Reuse, Reused
 from v41c.runtime.session import Session
 from v41c.runtime.steps import Floats
+from v41c.runtime.vision import ImagePrompt, Placed
 
 TOKENS = [int(token) for token in np.random.default_rng(8).integers(0, VOCABULARY, CONTEXT)]
 token_lists = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=CONTEXT - 6)
@@ -281,6 +283,22 @@ def test_what_verifications_took_back_is_not_kept(engine: Engine, tmp_path: Path
         generation = Generation(alone, turns[alone.length() :], Options(5, mode="full"))
         assert [piece.token for piece in generation] == request.result.tokens
         turns += request.result.tokens
+
+
+def test_images_are_told_apart_by_what_is_seen(engine: Engine, tmp_path: Path) -> None:
+    session = Session(engine)
+    reuse = Reuse(session, store_of(engine, tmp_path))
+    grid, patches = Grid(2, 3, 1), np.zeros((6, 3), np.float32)
+    tokens = np.array(TOKENS[:40], np.int32)
+
+    def seeing(content: bytes) -> ImagePrompt:
+        return ImagePrompt(tokens, [Placed(Picture(grid, patches, content), 11)])
+
+    session.prefill(TOKENS[:40])
+    reuse.end(seeing(b"a cat"))
+    assert reuse.begin(seeing(b"a cat")) == Reused(38, WINDOW)
+    assert reuse.begin(seeing(b"a dog")) == Reused(10, WINDOW)
+    assert reuse.begin(TOKENS[:40]) == Reused(10, WINDOW)
 
 
 def test_a_batch_keeps_what_its_sequences_were_fed(engine: Engine, tmp_path: Path) -> None:
