@@ -105,14 +105,14 @@ class Batch:
         What fails for one sequence alone ends its request with an `error`; a step that fails ends those that it was
         for.
         """
-        self._admit()
+        refused = self._admit()
         began = time.perf_counter()
         taken: list[tuple[_Running, Part]] = []
         try:
             self._propose()
             taken = self._take()
             if not taken:
-                return []
+                return refused
             drafted = [running.slot for running, _ in taken if self._drafter.proposal(running.slot).tokens]
             logits = self._session.advance([part for _, part in taken], revocable=drafted)
         except V41CError as error:
@@ -127,7 +127,7 @@ class Batch:
             _account(event, seconds)
         self._drafter.learn(seconds if alone else None)
         self._leave()
-        return events
+        return refused + events
 
     def _propose(self) -> None:
         """Ask for drafts: they may fill a step, or half of what is left of it while prompts wait for their turn."""
@@ -138,11 +138,18 @@ class Batch:
             left = min(self._token_budget, most.tokens, most.rows) - len(decoding)
             self._drafter.draft(left if len(decoding) == len(self._running) else left // 2)
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Event]:
+        """Give free slots to those who wait; events of those who could not begin."""
+        refused = []
         while self._waiting and self._free:
-            slot = self._free.pop()
+            request, slot = self._waiting.popleft(), self._free.pop()
             self._session.reset(slot)
-            self._running.append(self._start(self._waiting.popleft(), slot))
+            try:
+                self._running.append(self._start(request, slot))
+            except V41CError as error:
+                refused.append(_failed(request, error))
+                self._free.append(slot)
+        return refused
 
     def _start(self, request: Request, slot: int) -> _Running:
         options = request.options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from v41c.runtime.artifact import Engine, load
 from v41c.runtime.batch import Batch
 from v41c.runtime.device import Observation
 from v41c.runtime.generate import Generation
+from v41c.runtime.prefix_store import PrefixStore
 from v41c.runtime.request import Options, Piece, Request
+from v41c.runtime.reuse import Reuse, Reused
 from v41c.runtime.sampling import Sampling
-from v41c.runtime.session import Session
+from v41c.runtime.session import Session, Tokens
 from v41c.runtime.steps import Floats, Part
 from v41c.runtime.text import StopStrings, Text
 
@@ -194,6 +197,27 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(engine: Engine) -> No
         )
 
 
+class Broken(Reuse):
+    """Memory of earlier sequences that fails for prompts that begin with 7."""
+
+    def begin(self, prompt: Tokens, **options: Any) -> Reused:
+        """Fail, or find nothing."""
+        if prompt[0] == 7:
+            raise ContextError("nothing can be read")
+        return super().begin(prompt, **options)
+
+
+def test_a_sequence_that_cannot_begin_fails_alone(engine: Engine, tmp_path: Path) -> None:
+    session = Session(engine, slots=1)
+    batch = Batch(session, reuse=Broken(session, PrefixStore(tmp_path, engine.manifest)))
+    first, second = Request([7, 8], Options(3)), Request(PROMPT, Options(3))
+    batch.add(first)
+    batch.add(second)
+    finish(batch, first, second)
+    assert str(first.error) == "nothing can be read"
+    assert second.result.tokens == alone(engine, PROMPT, Options(3))
+
+
 def test_what_does_not_fit_is_refused_before_it_waits(engine: Engine) -> None:
     batch = Batch(Session(engine, slots=2))
     with pytest.raises(ContextError, match="prompt: 65 tokens do not fit: the context holds 64"):
@@ -233,13 +257,13 @@ def test_log_probabilities_come_with_tokens(engine: Engine) -> None:
 )
 def test_stop_strings_are_found_wherever_pieces_end(pieces: list[str], strings: list[str]) -> None:
     whole, stop = "".join(pieces), StopStrings(strings)
-    places = [whole.find(string) for string in strings if string in whole]
+    found = [(whole.find(string) + len(string), whole.find(string)) for string in strings if string in whole]
     given_out = ""
     for piece in pieces:
         given_out += stop.push(piece)
         assert whole.startswith(given_out)
-    assert stop.found == bool(places)
-    assert given_out + stop.finish() == (whole[: min(places)] if places else whole)
+    assert stop.found == bool(found)
+    assert given_out + stop.finish() == (whole[: min(found)[1]] if found else whole)
 
 
 def test_a_stop_string_ends_the_text_before_it(built: Built, tmp_path: Path) -> None:
