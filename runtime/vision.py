@@ -18,7 +18,7 @@ import numpy as np
 
 from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine
-from v41c.runtime.images import Ints, Picture, Rules
+from v41c.runtime.images import Ints, Picture, Rules, read_picture
 from v41c.runtime.states import Array, as_bf16
 from v41c.runtime.text import Text
 
@@ -111,7 +111,8 @@ def with_images(tokens: Sequence[int], pictures: Sequence[Picture], engine: Engi
     places = np.flatnonzero(ids == token)
     if len(places) != len(pictures):
         raise UsageError(
-            f"prompt: expected as many images as there are {PLACEHOLDER} in it, got {len(pictures)} and {len(places)}"
+            f"prompt: expected an image for each {PLACEHOLDER}, got {len(pictures)} for {len(places)} of them: "
+            "--image FILE gives one"
         )
     parts: list[Ints] = []
     placed: list[Placed] = []
@@ -124,6 +125,14 @@ def with_images(tokens: Sequence[int], pictures: Sequence[Picture], engine: Engi
         length += len(span)
         begin = int(place) + 1
     return ImagePrompt(np.concatenate([*parts, ids[begin:]]), placed)
+
+
+def with_files(tokens: Sequence[int], files: Sequence[str], engine: Engine) -> Sequence[int]:
+    """As `with_images`, of pictures in files; without any, and without an image token, the tokens as they are."""
+    rules, token = Rules.of(engine.manifest.config), image_token(engine)
+    if not files and (token is None or token not in tokens):
+        return tokens
+    return with_images(tokens, [read_picture(file, rules or image_rules(engine)) for file in files], engine)
 
 
 def content_keys(prompt: Sequence[int] | Array) -> Ints:

@@ -46,7 +46,8 @@ def verified(*passes: ModuleType, arithmetic: Arithmetic = "release", source: So
 
     given, module = traced(CASE) if source is None else (source, kept_trace(source))
     bounds = {"S": 2, "C1": 256, "C2": 128}
-    context = PassContext(arithmetic, kernel, (1, 64), bounds)  # type: ignore[arg-type]
+    images = {"T": 64, "R": 64}
+    context = PassContext(arithmetic, kernel, (1, 64), bounds, images=images)  # type: ignore[arg-type]
     chosen = {remove_quantization.NAME, *(entry.NAME for entry in passes)}
     return verify_stages(list(run_pipeline(module, context, chosen)), given)
 
@@ -222,7 +223,7 @@ def test_overlapping_inputs_are_found() -> None:
     module = traced(CASE)[1]
     kernel = SimpleNamespace(symbol="k", workspace_bytes=0)
     bounds = {"S": 2, "C1": 256, "C2": 128}
-    context = PassContext("release", lambda *_: kernel, (8,), bounds)
+    context = PassContext("release", lambda *_: kernel, (8,), bounds, images={"T": 8, "R": 8})
     planned = plan_memory.run(select_kernels.run(module, context), context)["model:8"]
     assert not list(overlaps(planned))
     tokens, positions, *others = planned.inputs

@@ -179,6 +179,13 @@ def _baselines(context: click.Context, option: click.Parameter, value: str | Non
     return names
 
 
+_draft = click.option(
+    "--draft",
+    default="off",
+    show_default=True,
+    callback=_drafts,
+    help="Tokens to draft in a step: auto, off or 1, 2, …",
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 _engine = click.argument("engine", type=click.Path(path_type=Path))
 _checkpoint = click.option(
@@ -311,6 +318,9 @@ def compile(
 @click.option("--prompt", "text", help="The text to continue.")
 @click.option("--prompt-file", "file", help="A file of UTF-8 text to continue; - is standard input.")
 @click.option("--tokens", callback=_token_ids, help="Token ids to continue: 1,2,3.")
+@click.option(
+    "--image", "images", multiple=True, help="A PNG, JPEG or WebP file for an <image> of the prompt, in order."
+)
 @click.option("--prompts", help="A file of prompts to continue, one JSON object a line; - is standard input.")
 @click.option(
     "--batch", type=click.IntRange(min=1), help="With --prompts: so many at once.  [default: the engine's slots]"
@@ -323,13 +333,7 @@ def compile(
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the sampling.")
 @click.option("--prefill", type=click.Choice(["ced", "full"]), help="The decoder on a tail, or on every token.")
 @click.option("--replay", type=click.IntRange(min=1), help="Length of that tail.  [default: the window]")
-@click.option(
-    "--draft",
-    default="off",
-    show_default=True,
-    callback=_drafts,
-    help="Tokens to draft in a step: auto, off or 1, 2, …",
-)
+@_draft
 @click.option("--prefix-cache", type=click.Path(path_type=Path), help="A folder of prefixes to begin with and add to.")
 @click.option("--prefix-cache-bytes", type=click.IntRange(min=0), help="The size of that folder.  [default: 4 GiB]")
 @_json
@@ -338,6 +342,7 @@ def run(
     text: str | None,
     file: str | None,
     tokens: tuple[int, ...] | None,
+    images: tuple[str, ...],
     prompts: str | None,
     batch: int | None,
     max_new_tokens: int,
@@ -362,6 +367,7 @@ def run(
       v41c run e --tokens 0,17,42 --max-new-tokens 8 --json
       v41c run e --prompts prompts.jsonl --batch 4 > continued.jsonl
       v41c run e --prompt "And it came to pass," --draft auto
+      v41c run e --image a.png --image b.jpg --prompt "<image> and <image> are"
 
     The default prefill, ced, runs the decoder half of the layers over the last tokens only: about half the work, equal
     to full for prompts up to the window, an approximation beyond it that --replay makes finer.
@@ -375,8 +381,8 @@ def run(
     approximation, as ced is: the tokens of the last window are fed again, without what lies before them.
 
     A line of --prompts is {"prompt": "text"} or {"tokens": [1, 2, 3]}, with max_new_tokens, temperature, top_p, top_k,
-    min_p, seed and stop (a list of strings) where a prompt wants others. Its result is a line of standard output, in
-    the order of the prompts.
+    min_p, seed and stop (a list of strings) where a prompt wants others, and images (a list of files) for each <image>
+    in it. Its result is a line of standard output, in the order of the prompts.
     """
     from v41c.run import Prompt, run
     from v41c.runtime.request import Options
@@ -388,13 +394,13 @@ def run(
     options = Options(max_new_tokens, sampling, mode=prefill, replay=replay, draft=draft)
     cache = _prefix_cache(prefix_cache, prefix_cache_bytes)
     if prompts is not None:
-        if text is not None or file is not None or tokens is not None or as_json:
-            raise click.UsageError("expected --prompts without --prompt, --prompt-file, --tokens and --json.")
+        if text is not None or file is not None or tokens is not None or images or as_json:
+            raise click.UsageError("expected --prompts without --prompt, --prompt-file, --tokens, --image and --json.")
         _run_prompts(engine, prompts, options, batch, cache)
         return
     if batch is not None:
         raise click.UsageError("expected --batch with --prompts only.")
-    report = run(engine, Prompt(text, file, tokens), options, _hide if as_json else _stream, cache)
+    report = run(engine, Prompt(text, file, tokens, images), options, _hide if as_json else _stream, cache)
     if as_json:
         _emit(report, as_json)
         return
@@ -447,6 +453,7 @@ def _hide(text: str) -> None:
 @click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in when told to stop.")
 @click.option("--prefix-cache", type=click.Path(path_type=Path), help="A folder of prefixes to begin with and add to.")
 @click.option("--prefix-cache-bytes", type=click.IntRange(min=0), help="The size of that folder.  [default: 4 GiB]")
+@_draft
 def serve(
     engine: Path,
     host: str,
@@ -460,12 +467,14 @@ def serve(
     grace: float,
     prefix_cache: Path | None,
     prefix_cache_bytes: int | None,
+    draft: int | str,
 ) -> None:
     """Answer requests with ENGINE over HTTP: /v1/completions, /v1/chat/completions and /v1/models of the OpenAI API.
 
     Requests share the steps of one batch. Chats need the chat template of the checkpoint's folder. /health says whether
     it is well, /metrics how it does, for Prometheus. SIGTERM and SIGINT let what runs finish. With --prefix-cache, as
-    in run, prompts begin with what earlier ones left; the next turn of a chat goes on where the last one ended.
+    in run, prompts begin with what earlier ones left; the next turn of a chat goes on where the last one ended. --draft
+    is that of run.
 
     \b
     Examples:
@@ -481,7 +490,7 @@ def serve(
 
     limits = Limits(max_tokens=max_tokens, waiting=queue, seconds=timeout)
     cache = _prefix_cache(prefix_cache, prefix_cache_bytes)
-    options = ServeOptions(host, port, slots, token_budget, name, grace, limits, cache)
+    options = ServeOptions(host, port, slots, token_budget, name, grace, limits, cache, draft)
     serve(engine, options, lambda url: print(f"serving {engine} at {url}", file=sys.stderr, flush=True))
 
 

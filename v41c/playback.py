@@ -86,7 +86,7 @@ def script(config: ModelConfig, seed: int) -> list[Step]:
         cuts = np.full(len(ids), first)
         inputs = _inputs(ids, np.concatenate(positions), slots, cuts, np.full(len(ids), kept))
         if config.has_vision:
-            inputs |= {"image_rows": torch.from_numpy(rows.astype(np.int32)), "image_values": values}
+            inputs |= {"image_rows": torch.from_numpy(rows.astype(np.int32)), "image_values": values[: len(ids)]}
         return Step(name, inputs)
 
     steps = []

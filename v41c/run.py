@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from v41c.runtime.generate import Generation
 from v41c.runtime.request import Options, Result
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
+from v41c.runtime.vision import encode, with_files
 
 #: how a prompt file is spelled that means standard input
 STANDARD_INPUT = "-"
@@ -24,11 +25,15 @@ STANDARD_INPUT = "-"
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is continued: exactly one of a text, a file of UTF-8 text (`-`: standard input), or token ids."""
+    """What is continued: exactly one of a text, a file of UTF-8 text (`-`: standard input), or token ids.
+
+    `images` are files, one for each `<image>` in the text or image token, in order.
+    """
 
     text: str | None = None
     file: str | None = None
     tokens: tuple[int, ...] | None = None
+    images: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """UsageError unless exactly one is given."""
@@ -36,14 +41,20 @@ class Prompt:
         if sum(value is not None for value in given) != 1:
             raise UsageError("prompt: expected exactly one of --prompt, --prompt-file and --tokens")
 
-    def ids(self, text: Text | None, engine: Engine) -> list[int]:
-        """Token ids, the begin token in front of a text. UsageError for a prompt that is empty or not UTF-8."""
+    def ids(self, text: Text | None, engine: Engine) -> Sequence[int]:
+        """Token ids, the begin token in front of a text, with its images.
+
+        UsageError for a prompt that is empty or not UTF-8, and as `with_images` raises.
+        """
+        return with_files(self._ids(text, engine), self.images, engine)
+
+    def _ids(self, text: Text | None, engine: Engine) -> list[int]:
         if self.tokens is not None:
             if not self.tokens:
                 raise UsageError("prompt: expected token ids, got none")
             return list(self.tokens)
         prompt = self.text if self.file is None else _decoded(read_bytes(self.file), self.file)
-        return (text or Text(engine)).encode(prompt or "")
+        return encode(text or Text(engine), prompt or "", engine)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from v41c.runtime.batch import Batch
 from v41c.runtime.drafting import DraftReport, added_up
 from v41c.runtime.request import Options, Request
 from v41c.runtime.text import Text
+from v41c.runtime.vision import encode, with_files
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,6 +34,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     min_p: float | None = None
     seed: int | None = None
     stop: list[str] = []
+    images: list[str] = []
 
     def options(self, options: Options) -> Options:
         """The options of every prompt, with what this line changes."""
@@ -42,13 +44,12 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
         sampling = replace(options.sampling, **changed)
         return replace(options, max_new_tokens=most, sampling=sampling, stop_strings=tuple(self.stop))
 
-    def ids(self, text: Text | None, engine: Engine) -> list[int]:
-        """Token ids of the prompt."""
+    def ids(self, text: Text | None, engine: Engine) -> Sequence[int]:
+        """Token ids of the prompt, with its images."""
         if (self.prompt is None) == (self.tokens is None):
             raise UsageError("expected exactly one of prompt and tokens")
-        if self.tokens is not None:
-            return self.tokens
-        return (text or Text(engine)).encode(self.prompt or "")
+        ids = encode(text or Text(engine), self.prompt or "", engine) if self.tokens is None else self.tokens
+        return with_files(ids, self.images, engine)
 
 
 @dataclass(frozen=True)
