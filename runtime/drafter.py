@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from v41c.errors import UsageError
-from v41c.runtime.draft_policy import Auto, Fixed, Outcome, Policy
+from v41c.runtime.draft_experience import Outcome
+from v41c.runtime.draft_policy import Auto, Fixed, Policy
 from v41c.runtime.drafting import Doubles, DraftReport, survival
 from v41c.runtime.request import Request
 from v41c.runtime.session import Session
@@ -36,7 +37,10 @@ class Drafter:
         self._proposals: dict[int, Proposal] = {}
         self._accepted: dict[int, int] = {}
         self._requests: Mapping[int, Request] = {}
+        self._asked: Mapping[int, Policy] = {}
         self._wanting: list[Policy] = []
+        #: whether this step is one of those, and how many more there are, that no policy need be asked or told about
+        self._rests, self._resting = False, 0
 
     def check(self, choice: int | str) -> None:
         """UsageError for a number of drafts that the session cannot verify."""
@@ -70,8 +74,12 @@ class Drafter:
 
         Both by slot; `policies` has those of sequences whose prompts are still being fed as well.
         """
+        self._rests = self._resting > 0 and requests == self._requests and policies == self._asked
+        if self._rests:
+            self._resting -= 1
+            return False
         self._members, self._proposals, self._accepted = {}, {}, {}
-        self._requests = requests
+        self._requests, self._asked = requests, policies
         if not policies:
             return False
         for slot in requests:
@@ -113,22 +121,21 @@ class Drafter:
 
     def learn(self, seconds: float | None) -> None:
         """Let the policies take notice of the step, and of its time if it did nothing but decode."""
+        if self._rests or not self._members:
+            return
+        rests = []
         for policy, slots in self._members.items():
-            alone = seconds if len(slots) == len(self._requests) else None
             drafted = [self._proposals[slot] for slot in slots if slot in self._proposals]
-            if not drafted:
-                policy.learn(Outcome(len(slots), alone))
-                continue
-            policy.learn(
-                Outcome(
-                    len(slots),
-                    alone,
-                    survivals=[proposal.survived for proposal in drafted],
-                    verified=sum(len(proposal.tokens) for proposal in drafted),
-                    accepted=sum(self._accepted.get(slot, 0) for slot in slots),
-                    promised=sum(float(p.survived[: len(p.tokens)].sum()) for p in drafted),
-                )
+            outcome = Outcome(
+                sequences=len(slots),
+                seconds=seconds if len(slots) == len(self._requests) else None,
+                survivals=[proposal.survived for proposal in drafted],
+                verified=sum(len(proposal.tokens) for proposal in drafted),
+                accepted=sum(self._accepted.get(slot, 0) for slot in slots),
+                promised=sum(float(p.survived[: len(p.tokens)].sum()) for p in drafted),
             )
+            rests.append(policy.learn(outcome))
+        self._resting = min(rests)
 
     def _room(self, slot: int, request: Request) -> int:
         """Drafts that a sequence has a use and a place for."""

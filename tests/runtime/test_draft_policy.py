@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from v41c.runtime.draft_policy import Auto, Fixed, Outcome, Policy
+from v41c.runtime.draft_experience import Outcome
+from v41c.runtime.draft_policy import Auto, Fixed, Policy
 
 BLOCK, WINDOW = 5, 32
 
@@ -47,8 +48,10 @@ class World:
 class Clock:
     """Runs a policy in a world, for `sequences` at once: seconds that a token took, and steps that drafted."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, noise: float = 0.0) -> None:
+        """`noise`: standard deviation of the logarithm of times."""
         self._random = np.random.default_rng(seed)
+        self._noise = noise
 
     def run(self, policy: Policy, world: World, tokens: int, sequences: int = 1) -> tuple[float, int]:
         """Time per token of one sequence, and how many steps drafted."""
@@ -56,8 +59,9 @@ class Clock:
         while made < tokens * sequences:
             if not policy.wants(sequences):
                 took = world.verify(sequences, sequences) if policy.follows else world.plain(sequences)
-                policy.learn(Outcome(sequences, took))
-                made, seconds = made + sequences, seconds + took
+                took *= self._disturbed()
+                steps = 1 + policy.learn(Outcome(sequences, took))
+                made, seconds = made + steps * sequences, seconds + steps * took
                 continue
             drafted += 1
             assert policy.follows
@@ -65,11 +69,14 @@ class Clock:
             lengths = policy.lengths({slot: promise for slot in range(sequences)}, 64)
             accepted = sum(self._accepted(world, length) for length in lengths.values())
             verified = sum(lengths.values())
-            took = world.draft(sequences) + world.verify(sequences, sequences + verified)
+            took = (world.draft(sequences) + world.verify(sequences, sequences + verified)) * self._disturbed()
             promised = sum(float(promise[:length].sum()) for length in lengths.values())
             policy.learn(Outcome(sequences, took, [promise] * sequences, verified, accepted, promised))
             made, seconds = made + sequences + accepted, seconds + took
         return seconds / made * sequences, drafted
+
+    def _disturbed(self) -> float:
+        return float(np.exp(self._random.normal() * self._noise))
 
     def _accepted(self, world: World, length: int) -> int:
         passed = self._random.random(length) < world.acceptance
@@ -108,8 +115,21 @@ def test_a_head_that_promises_too_much_is_found_out() -> None:
 def test_a_profile_that_is_wrong_is_found_out() -> None:
     for believed, true in ((MEMORY, ARITHMETIC), (ARITHMETIC, MEMORY)):
         policy = Auto(believed, BLOCK, WINDOW)
+        assert Clock().run(policy, true, 200)[0] < true.plain(1) * 1.25
         Clock().run(policy, true, 3000)
         assert Clock(2).run(policy, true, 1000)[0] < true.plain(1) * 1.03
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_costs_little(seed: int) -> None:
+    dear = World(1.0, 1.0, 1.0, 0.65, 0.05)  # tokens hardly cost less together than alone
+    auto, _ = Clock(seed, 0.4).run(Auto(dear, BLOCK, WINDOW), dear, 2000)
+    off, _ = Clock(seed, 0.4).run(Fixed(0), dear, 2000)
+    assert auto < off * 1.05
+    auto, _ = Clock(seed, 0.4).run(Auto(MEMORY, BLOCK, WINDOW), MEMORY, 2000)
+    off, _ = Clock(seed, 0.4).run(Fixed(0), MEMORY, 2000)
+    assert auto < off * 0.62
+    assert MEMORY.best() < MEMORY.plain(1) * 0.58
 
 
 def test_drafting_is_taken_up_when_it_comes_to_pay_and_given_up_when_it_no_longer_does() -> None:
