@@ -76,6 +76,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random checkpoint of the preset tiny: never to be written to."""
     folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
     assert main(["init", str(folder), "--preset", "tiny", "--seed", "3"]) == 0
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return folder
 
 
@@ -325,6 +326,7 @@ def test_equal_inputs_give_equal_bytes(tiny: Path, tmp_path: Path) -> None:
     for name in files[0]:
         first, second = (tmp_path / e / name for e in ("e0", "e1"))
         assert first.is_dir() or first.read_bytes() == second.read_bytes(), name
+    assert (tmp_path / "e0" / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
     assert left(tmp_path) == {"e0", "e1"}
 
 

@@ -236,6 +236,15 @@ def test_requests_at_once_do_not_change_each_other(engine: Engine, server: Runni
         assert list(pool.map(ask, prompts)) == wanted
 
 
+def test_drafts_change_no_text(engine: Engine) -> None:
+    prompts = [PROMPT, "In the beginning"]
+    wanted = [generated(engine, prompt, Options(20)).result.text for prompt in prompts]
+    with running(engine, ServeOptions(port=0, slots=2, name="tiny", draft=2)) as server:
+        for prompt, text in zip(prompts, wanted, strict=True):
+            status, value = post(server, body(prompt=prompt, max_tokens=20))
+            assert (status, value["choices"][0]["text"]) == (200, text)
+
+
 def test_models_health_and_metrics(server: Running, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "v41c"

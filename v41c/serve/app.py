@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.applications import Starlette
@@ -45,7 +45,10 @@ class Limits:
 
 
 class Service:
-    """An engine's session behind HTTP: `app` is the ASGI application. `abort` drops the connection of a scope."""
+    """An engine's session behind HTTP: `app` is the ASGI application. `abort` drops the connection of a scope.
+
+    token_budget, reuse: see `Batch`; draft: see `Options`.
+    """
 
     def __init__(
         self,
@@ -57,13 +60,14 @@ class Service:
         *,
         token_budget: int | None = None,
         reuse: Reuse | None = None,
+        draft: int | str = "off",
         created: int = 0,
     ) -> None:
         self.worker = Worker(session, token_budget=token_budget, reuse=reuse)
         self.metrics = Metrics(lambda: self.worker.running, lambda: self.worker.waiting)
         self.abort: Callable[[Scope], None] = lambda scope: None
         self._session, self._text, self._template = session, text, template
-        self._name, self._limits, self._created = name, limits, created
+        self._name, self._limits, self._draft, self._created = name, limits, draft, created
         self._open = 0
         self._stopping = False
         routes = [
@@ -172,7 +176,7 @@ class Service:
             self._session.check(ids, mode=None, replay=None, chunk=None)
         except ContextError as error:
             raise RefusedError(str(error), param="prompt") from error
-        request = Request(ids, self._options(body, len(ids)), self._text)
+        request = Request(ids, replace(self._options(body, len(ids)), draft=self._draft), self._text)
         # others may have come while this one's body was read
         self._require_place()
         self._open += 1

@@ -15,9 +15,11 @@ from starlette.types import Scope
 
 from v41c.errors import RefusedError, UsageError
 from v41c.prefix_cache import PrefixCache
+from v41c.run import open_session
 from v41c.runtime.artifact import Engine, load
+from v41c.runtime.drafter import Drafter
 from v41c.runtime.pool import Pool
-from v41c.runtime.session import Session
+from v41c.runtime.request import Options
 from v41c.runtime.text import Text
 from v41c.serve.app import Limits, Service
 from v41c.serve.template import ChatTemplate
@@ -34,7 +36,7 @@ class ServeOptions:
 
     port: 0 for a free one. slots: sequences at once, the engine's number when None. name: what clients call the model,
     the engine folder's name when None. grace_seconds: for what runs when the process is told to stop. cache: prefixes
-    that prompts may begin with, none when None.
+    that prompts may begin with, none when None. draft: see `Options`.
     """
 
     host: str = "127.0.0.1"
@@ -45,6 +47,7 @@ class ServeOptions:
     grace_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
     cache: PrefixCache | None = None
+    draft: int | str = "off"
 
 
 class Server(uvicorn.Server):
@@ -115,7 +118,9 @@ def make_service(engine: Engine, options: ServeOptions) -> Service:
     template = None
     if engine.chat_template_path is not None:
         template = ChatTemplate(engine.chat_template_path, _names(engine, text))
-    session = Session(engine, slots=engine.manifest.slots if options.slots is None else options.slots)
+    slots = engine.manifest.slots if options.slots is None else options.slots
+    session = open_session(engine, Options(0, draft=options.draft), slots)
+    Drafter(session).check(options.draft)
     name = options.name or engine.path.resolve().name
     reuse = None if options.cache is None else options.cache.open(session, Pool())
     return Service(
@@ -126,6 +131,7 @@ def make_service(engine: Engine, options: ServeOptions) -> Service:
         options.limits,
         token_budget=options.token_budget,
         reuse=reuse,
+        draft=options.draft,
         created=int(time.time()),
     )
 
