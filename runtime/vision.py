@@ -111,8 +111,7 @@ def with_images(tokens: Sequence[int], pictures: Sequence[Picture], engine: Engi
     places = np.flatnonzero(ids == token)
     if len(places) != len(pictures):
         raise UsageError(
-            f"prompt: expected an image for each {PLACEHOLDER}, got {len(pictures)} for {len(places)} of them: "
-            "--image FILE gives one"
+            f"prompt: expected an image for each {PLACEHOLDER}, got {len(pictures)} for {len(places)} of them"
         )
     parts: list[Ints] = []
     placed: list[Placed] = []
