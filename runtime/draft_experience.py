@@ -14,7 +14,7 @@ import numpy as np
 from v41c.runtime.drafting import Doubles
 
 #: conditional acceptance that a draft head is supposed to have before it was seen at work
-_SUPPOSED = 0.7
+_SUPPOSED = 0.8
 #: blocks of drafts that averages of promises look back on, and of acceptance, which varies more
 _PROMISED, _COUNTED = 16, 64
 #: steps that say how long steps take by now, and comparisons of both kinds of steps that are remembered
