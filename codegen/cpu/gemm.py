@@ -67,7 +67,9 @@ class Tile:
     #: rows that are multiplied straight from the packed weight, and how many such blocks before tiles pay
     FEW_ROWS, FEW_BLOCKS = 4, 2
 
-    def __init__(self, sizes: Tiling, weights: Sequence[Weight]) -> None:
+    def __init__(self, sizes: Tiling, weights: Sequence[Weight], *, often_two: bool = False) -> None:
+        """`often_two`: one or two rows are so frequent that they get code of their own."""
+        self._often_two = often_two
         self.sizes, self.weights, self.streams = sizes, weights, len(weights)
         weight = weights[0]
         self.panels = sizes.task_strips * weight.strip
@@ -101,20 +103,26 @@ class Tile:
 
     def _run_few(self, count: Expr, source: Rows, matrix: Expr, first: Expr, strips: Expr) -> None:
         self._copy_rows(count, source, tir.i64(0), self.weights[0].columns, self._long_stride)
-        blocks = tir.let((count + (self.FEW_ROWS - 1)) // self.FEW_ROWS)
+        two = tir.let(tir.select(count <= 2, tir.i64(1), tir.i64(0))) if self._often_two else 0
+        blocks = tir.let((count + (self.FEW_ROWS - 1)) // self.FEW_ROWS * (1 - two))
         with tir.loop(strips) as s:
             for stream, weight in enumerate(self.weights):
                 strip, column = tir.let(first + s), tir.let((s * weight.strip * self.streams + stream) * LANES)
+                if self._often_two:
+                    with tir.when(two == 1):
+                        at_strip(weight, strip, partial(self._few_rows, weight, matrix, strip, tir.i64(0), 2, column))
                 with tir.loop(blocks) as block:
                     row = tir.let(block * self.FEW_ROWS)
-                    at_strip(weight, strip, partial(self._few_rows, weight, matrix, strip, row, column))
+                    at_strip(weight, strip, partial(self._few_rows, weight, matrix, strip, row, self.FEW_ROWS, column))
 
-    def _few_rows(self, weight: Weight, matrix: Expr, strip: Expr, row: Expr, column: Expr, width: int) -> None:
+    def _few_rows(
+        self, weight: Weight, matrix: Expr, strip: Expr, row: Expr, rows: int, column: Expr, width: int
+    ) -> None:
         corner = weight.strip_of(matrix, strip, width)[0]
         start = tir.let(row * self._long_stride)
         words, per_word = (GROUP // 4, 4) if weight.quantized else (GROUP, 1)
-        # eight sums hide the latency of multiply-adds: of a panel in narrow registers, of two in wide ones
-        side = 2 if self.sizes.panels == 2 and width % 2 == 0 else 1
+        # eight sums hide the latency of multiply-adds: of four rows of a panel in narrow registers, of two in wide ones
+        side = 2 if (self.sizes.panels == 2 or rows == 2) and width % 2 == 0 else 1
         with tir.loop(-(-weight.columns // GROUP)) as group, tir.loop(width // side) as pair:
             lane = tir.let(pair * side)
             panels = [
@@ -122,9 +130,7 @@ class Tile:
                 for i in range(side)
             ]
             place = tir.let(row * self.width + column + lane * (self.streams * LANES))
-            places = [
-                [place + (r * self.width + i * self.streams * LANES) for r in range(self.FEW_ROWS)] for i in range(side)
-            ]
+            places = [[place + (r * self.width + i * self.streams * LANES) for r in range(rows)] for i in range(side)]
             sums = [[tir.local(tir.load(self.sums, place)) for place in line] for line in places]
             scales = [tir.let(weight.scales(panel, group)) if weight.quantized else None for panel in panels]
             # panels of a group are read side by side, which no hardware prefetcher follows: ask for two groups on
