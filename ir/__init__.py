@@ -10,4 +10,7 @@ Axis letters, used in every docstring and shape comment:
     K  reduction axis of a product                    M   output axis of a product
     E  experts                                        V   vocabulary
     P  candidate blocks                               Q   Engram rows per token
+    I  rows of the vision tower that a step is given  G   patches that a row of it is made of
+
+In the graph `vision` the tokens T are patches of images, and the rows R are what the tower gives for them.
 """
