@@ -111,13 +111,16 @@ class Drafter:
 
     def count(self, slot: int, request: Request, accepted: int) -> None:
         """Notice how many drafts of a sequence were accepted."""
-        if not any(slot in slots for slots in self._members.values()):
+        if slot not in self._asked:
             return
-        self._accepted[slot] = accepted
         if request.result.drafts is None:
             request.result.drafts = DraftReport(self._session.draft_block)
-        proposal = self.proposal(slot)
-        request.result.drafts.count(proposal.survived[: len(proposal.tokens)], accepted)
+        if slot in self._proposals:
+            self._accepted[slot] = accepted
+            proposal = self._proposals[slot]
+            request.result.drafts.count(proposal.survived[: len(proposal.tokens)], accepted)
+        else:
+            request.result.drafts.count(NOTHING.survived, accepted)
 
     def learn(self, seconds: float | None) -> None:
         """Let the policies take notice of the step, and of its time if it did nothing but decode."""

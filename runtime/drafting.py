@@ -100,6 +100,8 @@ class DraftReport:
         self.steps += 1
         self.tokens += accepted + 1
         self.lengths[len(survived)] += 1
+        if not len(survived):
+            return
         before = 1.0
         for place, value in enumerate(survived[: accepted + 1].tolist()):
             passed = place < accepted
