@@ -14,7 +14,7 @@ from v41c.codegen.cpu.build import build_library
 from v41c.codegen.cpu.layouts import pack
 from v41c.ir.ops.linear import Linear
 from v41c.ir.types import DType, TensorType
-from v41c.manifest import KERNELS_FILE, Argument, BufferEntry, Command, Manifest, Program, WeightEntry
+from v41c.manifest import FORMAT_VERSION, KERNELS_FILE, Argument, BufferEntry, Command, Manifest, Program, WeightEntry
 from v41c.runtime.artifact import Engine
 from v41c.runtime.cpu import CpuDevice, Library
 from v41c.runtime.states import States
@@ -58,7 +58,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> CpuDevice:
             )
         )
     manifest = Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         v41c_version="0",
         target=target.name,
         cpu_features=list(target.features),
