@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, overload
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ import numpy as np
 
 from v41c.errors import UsageError
 from v41c.runtime.artifact import Engine
-from v41c.runtime.images import Ints, Picture, Rules, read_picture
+from v41c.runtime.images import Ints, Picture, Rules, make_picture, read_picture, read_pixels
 from v41c.runtime.states import Array, as_bf16
 from v41c.runtime.text import Text
 
@@ -128,10 +129,24 @@ def with_images(tokens: Sequence[int], pictures: Sequence[Picture], engine: Engi
 
 def with_files(tokens: Sequence[int], files: Sequence[str], engine: Engine) -> Sequence[int]:
     """As `with_images`, of pictures in files; without any, and without an image token, the tokens as they are."""
-    rules, token = Rules.of(engine.manifest.config), image_token(engine)
-    if not files and (token is None or token not in tokens):
+    return _with(tokens, [partial(read_picture, file) for file in files], engine)
+
+
+def with_contents(tokens: Sequence[int], contents: Mapping[str, bytes], engine: Engine) -> Sequence[int]:
+    """As `with_files`, of what would stand in the files, by names for errors."""
+
+    def read(name: str, rules: Rules) -> Picture:
+        return make_picture(read_pixels(contents[name], name), rules)
+
+    return _with(tokens, [partial(read, name) for name in contents], engine)
+
+
+def _with(tokens: Sequence[int], read: Sequence[Callable[[Rules], Picture]], engine: Engine) -> Sequence[int]:
+    token = image_token(engine)
+    if not read and (token is None or token not in tokens):
         return tokens
-    return with_images(tokens, [read_picture(file, rules or image_rules(engine)) for file in files], engine)
+    rules = image_rules(engine)
+    return with_images(tokens, [each(rules) for each in read], engine)
 
 
 def content_keys(prompt: Sequence[int] | Array) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -20,6 +20,7 @@ from v41c.runtime.request import Options, Request
 from v41c.runtime.reuse import Reuse
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
+from v41c.runtime.vision import encode, with_contents
 from v41c.serve.answer import Answer, error_json, status_of
 from v41c.serve.metrics import Metrics
 from v41c.serve.protocol import Body, ChatBody, CompletionBody, Kind, parse
@@ -130,12 +131,17 @@ class Service:
                 "chat_template.jinja or tokenizer_config.json",
                 code="no_chat_template",
             )
-        prompt = self._template.prompt(body.plain_messages())
+        prompt, images = self._template.prompt(body.plain_messages()), body.images()
         try:
-            ids = self._text.encode(prompt)
+            ids = await asyncio.to_thread(self._seen, prompt, images) if images else self._text.encode(prompt)
         except UsageError as error:
             raise RefusedError(str(error), param="messages") from error
         return self._answer(body, ids, ChatReply(self._name, self._text, stream=bool(body.stream)))
+
+    def _seen(self, prompt: str, images: Mapping[str, bytes]) -> Sequence[int]:
+        """Token ids of a text with images."""
+        engine = self._session.engine
+        return with_contents(encode(self._text, prompt, engine), images, engine)
 
     async def _body(self, http: HttpRequest, kind: type[Kind]) -> Kind:
         """The body of a request, if there is a place for the request."""
@@ -171,7 +177,7 @@ class Service:
                 f"model: expected {self._name}, got {name!r}", status=404, param="model", code="model_not_found"
             )
 
-    def _answer(self, body: Body, ids: list[int], reply: Reply) -> _Asgi:
+    def _answer(self, body: Body, ids: Sequence[int], reply: Reply) -> _Asgi:
         try:
             self._session.check(ids, mode=None, replay=None, chunk=None)
         except ContextError as error:

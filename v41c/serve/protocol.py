@@ -6,6 +6,7 @@ for nothing. Fields that only label a request are taken and not looked at.
 
 from __future__ import annotations
 
+import base64
 import secrets
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
@@ -15,6 +16,7 @@ import msgspec
 from v41c.errors import RefusedError, UsageError
 from v41c.runtime.request import Options
 from v41c.runtime.sampling import Sampling
+from v41c.runtime.vision import PLACEHOLDER
 
 #: values of fields that ask for nothing, beside null
 _NOTHING: Mapping[str, tuple[object, ...]] = {
@@ -143,11 +145,37 @@ class CompletionBody(Body, forbid_unknown_fields=True, kw_only=True):
         raise RefusedError(f"prompt: expected one text or a list of token ids, got {got}", param="prompt")
 
 
+class ImageUrl(msgspec.Struct):
+    """Where an image is: in the URL itself."""
+
+    url: str
+    detail: Any = None
+
+    def content(self, where: str) -> bytes:
+        """The bytes of the image. RefusedError for an image that is elsewhere: nothing is fetched."""
+        head, comma, data = self.url.partition(",")
+        if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+            raise RefusedError(f"{where}: expected data:image/…;base64,…: nothing is fetched", param="messages")
+        try:
+            return base64.b64decode(data, validate=True)
+        except ValueError as error:
+            raise RefusedError(f"{where}: expected base64: {error}", param="messages") from error
+
+
 class ContentPart(msgspec.Struct):
     """A part of a message."""
 
     type: str
     text: str | None = None
+    image_url: ImageUrl | None = None
+
+    def plain(self, where: str) -> str:
+        """The text, and for an image what stands for one. RefusedError for a part of another kind."""
+        if self.type == "text" and self.text is not None:
+            return self.text
+        if self.type == "image_url" and self.image_url is not None:
+            return PLACEHOLDER
+        raise RefusedError(f"{where}: expected text or an image, got a part {self.type!r}", param="messages")
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -161,16 +189,19 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     refusal: Any = None
 
     def plain(self, number: int) -> dict[str, Any]:
-        """What a template sees. RefusedError for parts that are no text, and for calls of tools."""
+        """What a template sees, `<image>` for an image. RefusedError for parts of other kinds and calls of tools."""
         where = f"messages[{number}]"
         if self.tool_calls or self.tool_call_id:
             raise RefusedError(f"{where}.tool_calls: not supported: this server calls no tools", param="messages")
         parts = self.content if isinstance(self.content, list) else []
-        for part in parts:
-            if part.type != "text" or part.text is None:
-                raise RefusedError(f"{where}.content: expected text, got a part {part.type!r}", param="messages")
-        text = self.content if isinstance(self.content, str) else "".join(part.text or "" for part in parts)
+        text = self.content if isinstance(self.content, str) else "".join(p.plain(f"{where}.content") for p in parts)
         return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+
+    def images(self, number: int) -> dict[str, bytes]:
+        """The images in it, by where they stand."""
+        parts = self.content if isinstance(self.content, list) else []
+        named = {f"messages[{number}].content[{place}]": part.image_url for place, part in enumerate(parts)}
+        return {where: url.content(where) for where, url in named.items() if url is not None}
 
 
 class ChatBody(Body, forbid_unknown_fields=True, kw_only=True):
@@ -205,6 +236,11 @@ class ChatBody(Body, forbid_unknown_fields=True, kw_only=True):
         if not self.messages:
             raise RefusedError("messages: expected at least one, got none", param="messages")
         return [message.plain(number) for number, message in enumerate(self.messages)]
+
+    def images(self) -> dict[str, bytes]:
+        """The images of the conversation in order, by where they stand."""
+        found = [message.images(number) for number, message in enumerate(self.messages)]
+        return {where: content for images in found for where, content in images.items()}
 
 
 Kind = TypeVar("Kind", bound=Body)
