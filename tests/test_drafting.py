@@ -55,6 +55,22 @@ def test_tokens_are_those_without_drafts(engine: Engine, temperature: float) -> 
             assert report.tokens_per_step > 1.8
 
 
+def test_sequences_that_draft_together_draft_as_if_alone(engine: Engine) -> None:
+    text = Text(engine)
+    session = Session(engine, slots=len(PROMPTS), drafting=True, poison=True)
+    last = {}
+    for slot, prompt in enumerate(PROMPTS):
+        *tokens, last[slot] = text.encode(prompt * (1 + 4 * slot))
+        session.prefill(tokens, slot=slot)
+    together = session.draft(last, logits=True)
+    for slot, token in last.items():
+        alone = session.draft({slot: token}, logits=True)[slot]
+        np.testing.assert_array_equal(together[slot].drafts, alone.drafts)
+        np.testing.assert_array_equal(together[slot].logits, alone.logits)
+        np.testing.assert_array_equal(together[slot].confidence, alone.confidence)
+    assert len({tuple(draft.drafts.tolist()) for draft in together.values()}) > 1
+
+
 def test_what_the_head_is_surer_of_is_accepted_more_often(engine: Engine) -> None:
     text = Text(engine)
     prompts = [text.encode(prompt) for prompt in PROMPTS]
