@@ -225,7 +225,7 @@ def test_every_input_of_a_quantised_weight_went_through_its_round_trip() -> None
                 checked += 1
             if isinstance(node.op, MoeExperts):
                 assert node.op.format == "fp8_e8m0_32"
-        assert checked or graph.name == "draft_context"
+        assert checked or graph.name in ("draft_context", "vision")
     # `wo_a` and what is bf16 take their input as it is
     for node in traced("case_02")[1]["model"].nodes:
         assert not (
