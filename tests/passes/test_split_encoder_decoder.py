@@ -207,7 +207,7 @@ def test_a_model_without_global_rows_is_cut_after_its_embedding() -> None:
 def test_other_graphs_pass_through() -> None:
     module = traced("case_00")[1]
     after = pass_.run(module, RELEASE)
-    assert [graph.name for graph in after] == ["encoder", "decoder", "draft_context", "draft"]
+    assert [graph.name for graph in after] == ["encoder", "decoder", "draft_context", "draft", "vision"]
     assert after["draft"] is module["draft"]
     twice = pass_.run(after, RELEASE)
     assert all(left is right for left, right in zip(twice, after, strict=True))
