@@ -129,7 +129,11 @@ def cached(model: Model, states: dict[str, torch.Tensor], key: str, tokens: int)
         rows = formats.unpack(states[f"{layer}.window"][0], "fp8_e8m0_32", c.head_dim)
         return rows[: min(tokens, c.window_size)]
     if what in ("kv_state", "score_state"):
-        return states[f"{layer}.partial"][0, 0 if what == "kv_state" else 1]
+        ring, ratio = states[f"{layer}.partial"][0, :, int(what == "score_state")], c.ratio(int(label[1:]))
+        rows = torch.zeros(ratio, c.head_dim)
+        for position in range(max(0, tokens - ratio), tokens):  # ours is a longer ring
+            rows[position % ratio] = ring[position % len(ring)]
+        return rows
     closed = tokens // c.ratio(int(label[1:]))
     if what == "compress":
         return formats.unpack(states[f"{layer}.compressed"][0, :closed], "fp4_e4m3_16", c.head_dim)
