@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.fake_engine import CONTEXT, SLOTS, VOCABULARY, Built, write_engine
@@ -251,6 +251,7 @@ def test_log_probabilities_come_with_tokens(engine: Engine) -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@example(pieces=["ba", "c"], strings=["a", "bac"])
 @given(
     pieces=st.lists(st.text("abc", max_size=4), max_size=8),
     strings=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
