@@ -39,6 +39,7 @@ _HEADER = struct.Struct("<8s32s32s32sI")
 _SEALED = len(_MAGIC) + hashlib.sha256().digest_size
 _NAME = re.compile("([0-9a-f]{64})-([0-9a-f]{64})[.]prefix")
 _UNFINISHED = "unfinished-"
+_UNFINISHED_NAME = re.compile(_UNFINISHED + "[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +164,7 @@ def write(folder: Path, place: str, content: bytes) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Remove files whose writer has died; OSError when the folder cannot be read."""
     for name in os.listdir(folder):
-        if not name.startswith(_UNFINISHED):
+        if not _UNFINISHED_NAME.fullmatch(name):
             continue
         with contextlib.suppress(OSError), (folder / name).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

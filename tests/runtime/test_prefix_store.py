@@ -298,18 +298,20 @@ def test_a_folder_that_goes_away_is_one_warning(
 
 
 def test_left_overs_of_dead_writers_are_removed_and_only_theirs(manifest: Manifest, tmp_path: Path) -> None:
-    (tmp_path / "unfinished-0").write_bytes(b"half of")
+    dead, alive, other = (tmp_path / f"unfinished-{name}" for name in ("0" * 32, "1" * 32, "novel.txt"))
+    dead.write_bytes(b"half of")
+    other.write_text("not ours")
     script = "import fcntl, sys; f = open(sys.argv[1], 'xb'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", script, tmp_path / "unfinished-1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", script, alive], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as writer:
         assert writer.stdout
         writer.stdout.readline()
         PrefixStore(tmp_path, manifest)
-        assert [path.name for path in files(tmp_path)] == ["unfinished-1"]
+        assert sorted(files(tmp_path)) == [alive, other]
         writer.kill()
     PrefixStore(tmp_path, manifest)
-    assert files(tmp_path) == []
+    assert files(tmp_path) == [other]
 
 
 def test_processes_share_a_folder_and_die_at_any_moment(manifest: Manifest, tmp_path: Path) -> None:
