@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -212,6 +213,12 @@ def test_a_wrong_file_of_prompts(
     assert done.code == code
 
 
+def test_prompts_of_standard_input(v41c: Run, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for content, message in ((b"{", "standard input: line 1: expected {"), (b"", "standard input: expected a prompt")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        assert message in v41c("run", engine, "--prompts", "-").line
+
+
 def test_run_begins_with_what_earlier_runs_left(
     v41c: Run, engine: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -343,6 +350,7 @@ def test_equal_inputs_give_equal_bytes(tiny: Path, tmp_path: Path) -> None:
         (("run", "ENGINE", "--prompt", ""), "prompt: expected text, got none"),
         (("run", "ENGINE", "--tokens", ""), "prompt: expected token ids, got none"),
         (("run", "ENGINE", "--tokens", "5,x"), "expected token ids with commas between them"),
+        (("run", "ENGINE", "--tokens", "5,,7"), "expected token ids with commas between them"),
         (
             ("run", "ENGINE", "--tokens", "5", "--temperature", "1", "--top-p", "2"),
             "top-p: expected more than 0 and at most 1, got 2.0",

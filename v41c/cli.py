@@ -156,7 +156,7 @@ def _token_ids(context: click.Context, option: click.Parameter, value: str | Non
     if value is None:
         return None
     try:
-        return tuple(int(entry) for entry in _entries(value))
+        return tuple(int(entry) for entry in value.split(",")) if value.strip() else ()
     except ValueError:
         raise click.BadParameter("expected token ids with commas between them: 1,2,3.", context, option) from None
 

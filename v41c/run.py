@@ -184,9 +184,15 @@ def read_bytes(file: str) -> bytes:
     return sys.stdin.buffer.read()
 
 
+def shown(file: str) -> str:
+    """What messages call a file."""
+    return "standard input" if file == STANDARD_INPUT else file
+
+
 def _decoded(content: bytes, file: str) -> str:
-    name = "standard input" if file == STANDARD_INPUT else file
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: expected UTF-8, got byte 0x{content[error.start]:02x} at {error.start}") from error
+        raise UsageError(
+            f"{shown(file)}: expected UTF-8, got byte 0x{content[error.start]:02x} at {error.start}"
+        ) from error

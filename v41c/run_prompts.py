@@ -13,7 +13,7 @@ import msgspec
 
 from v41c.errors import UsageError, V41CError
 from v41c.prefix_cache import PrefixCache
-from v41c.run import open_session, read_bytes, require_replay
+from v41c.run import open_session, read_bytes, require_replay, shown
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.batch import Batch
 from v41c.runtime.drafting import DraftReport, added_up
@@ -180,7 +180,7 @@ def _requests(file: str, options: Options, text: Text | None, engine: Engine) ->
             line = _parsed(content)
             found.append((number, Request(line.ids(text, engine), line.options(options), text)))
     if not found:
-        raise UsageError(f"{file}: expected a prompt in every line, got none")
+        raise UsageError(f"{shown(file)}: expected a prompt in every line, got none")
     return found
 
 
@@ -190,7 +190,7 @@ def _named(file: str, number: int) -> Iterator[None]:
     try:
         yield
     except V41CError as error:
-        raise type(error)(f"{file}: line {number}: {error}") from error
+        raise type(error)(f"{shown(file)}: line {number}: {error}") from error
 
 
 def _parsed(content: bytes) -> _Line:
