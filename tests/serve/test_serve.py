@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import http.client
 import json
+import math
 import shutil
 import signal
 import socket
@@ -250,6 +251,8 @@ def test_models_health_and_metrics(server: Running, client: openai.OpenAI) -> No
     assert client.models.retrieve("tiny").owned_by == "v41c"
     with pytest.raises(openai.NotFoundError, match="model: expected tiny, got 'other'"):
         client.models.retrieve("other")
+    assert 'path="/v1/models",status="404"' in get(server, "/metrics")[1]
+    assert "other" not in get(server, "/metrics")[1]
     assert get(server, "/health") == (200, '{"status":"ok"}')
     before = server.service.metrics.text().decode()
     client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3)
@@ -285,10 +288,10 @@ def test_models_health_and_metrics(server: Running, client: openai.OpenAI) -> No
         (body(prompt=[5, 2048]), 400, "prompt: token 1: expected an id of 0 to 2047, got 2048"),
         (body(prompt=[5] * 513), 400, "prompt: 513 tokens do not fit"),
         (body(max_tokens=507), 400, "max_tokens: expected at most 506 behind 7 tokens of prompt, got 507"),
-        (body(max_tokens=-1), 400, "max-new-tokens: expected 0 or more, got -1"),
+        (body(max_tokens=-1), 400, "max_tokens: expected 0 or more, got -1"),
         (body(max_tokens="x"), 400, "body: Expected `int | null`, got `str` - at `$.max_tokens`"),
         (body(temperature=-1), 400, "temperature: expected 0"),
-        (body(top_p=0), 400, "top-p: expected more than 0"),
+        (body(top_p=0), 400, "top_p: expected more than 0"),
         (body(logprobs=21), 400, "logprobs: expected 0 to 20, got 21"),
         (body(stop=[""]), 400, "stop: expected strings of at least one character"),
         (body(stop=["a"] * 5), 400, "stop: expected at most 4 strings, got 5"),
@@ -355,6 +358,11 @@ def test_what_cannot_be_served(engine: Engine, engine_of: EngineOf, tmp_path: Pa
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: cannot listen there: Address already in use"):
             serve(engine.path, ServeOptions(port=port))
+    for seconds in (math.nan, math.inf, -1.0):
+        with pytest.raises(UsageError, match=f"timeout: expected seconds, more than 0, got {seconds:g}"):
+            Limits(seconds=seconds)
+        with pytest.raises(UsageError, match=f"grace: expected seconds, 0 or more, got {seconds:g}"):
+            ServeOptions(grace_seconds=seconds)
 
 
 # --- clients that go away, wait, or do not read -------------------------------------------------------------------

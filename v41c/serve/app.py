@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,11 @@ class Limits:
     seconds: float = 600.0
     send_seconds: float = 30.0
     body_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        """UsageError for a time that is none."""
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"timeout: expected seconds, more than 0, got {self.seconds:g}")
 
 
 class Service:
@@ -218,7 +224,9 @@ class Service:
 
     async def _refused(self, http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, V41CError)
-        self.metrics.requests.labels(http.url.path, str(status_of(error))).inc()
+        # a model's name is the client's to choose, and every label stays in memory
+        path = "/v1/models" if http.path_params else http.url.path
+        self.metrics.requests.labels(path, str(status_of(error))).inc()
         return _json(error_json(error), status_of(error))
 
     def _finished(self) -> None:

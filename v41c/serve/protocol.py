@@ -113,7 +113,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             )
             return Options(max_new_tokens, sampling, stop_strings=tuple(stops), logprobs=shown)
         except UsageError as error:
-            raise RefusedError(str(error)) from error
+            raise _of_a_field(error) from error
 
 
 class CompletionBody(Body, forbid_unknown_fields=True, kw_only=True):
@@ -241,6 +241,13 @@ class ChatBody(Body, forbid_unknown_fields=True, kw_only=True):
         """The images of the conversation in order, by where they stand."""
         found = [message.images(number) for number, message in enumerate(self.messages)]
         return {where: content for images in found for where, content in images.items()}
+
+
+def _of_a_field(error: UsageError) -> RefusedError:
+    """What the runtime says of a value, with the field's name in the place of the option's."""
+    option, _, rest = str(error).partition(":")
+    field = "max_tokens" if option == "max-new-tokens" else option.replace("-", "_")
+    return RefusedError(f"{field}:{rest}", param=field)
 
 
 Kind = TypeVar("Kind", bound=Body)

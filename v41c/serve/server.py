@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -49,6 +50,11 @@ class ServeOptions:
     cache: PrefixCache | None = None
     draft: int | str = "off"
 
+    def __post_init__(self) -> None:
+        """UsageError for a time that is none."""
+        if not 0 <= self.grace_seconds < math.inf:
+            raise UsageError(f"grace: expected seconds, 0 or more, got {self.grace_seconds:g}")
+
 
 class Server(uvicorn.Server):
     """uvicorn, which ends with exit code 0 when told to stop, and gives what runs some time to finish."""
@@ -57,6 +63,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             service.app,
             lifespan="off",
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
