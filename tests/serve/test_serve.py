@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import http.client
 import json
@@ -336,6 +337,20 @@ def test_a_body_that_does_not_arrive(server: Running) -> None:
     with socket.create_connection(server.place, timeout=30) as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         assert b" 408 " in raw.recv(4096).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "begin"),
+    [(b"", b""), (b"", b"GET /health HTTP"), (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /health HTTP")],
+)
+def test_a_head_that_does_not_arrive(server: Running, before: bytes, begin: bytes) -> None:
+    with socket.create_connection(server.place, timeout=10) as raw:
+        raw.sendall(before)
+        assert not before or raw.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        raw.sendall(begin)
+        with contextlib.suppress(ConnectionResetError):
+            while raw.recv(4096):
+                pass
 
 
 def test_a_chat_without_a_template(engine_of: EngineOf) -> None:

@@ -35,7 +35,8 @@ class Limits:
     """What a server takes: bytes of a body, tokens of an answer, requests that wait, seconds.
 
     max_tokens: of one answer, what the context holds when None. seconds: for a request from its body to its last token.
-    send_seconds: for a client to read on. body_seconds: for a body to arrive.
+    send_seconds: for a client to read on. body_seconds: for a body to arrive, and for the head
+    before it.
     """
 
     body_bytes: int = 1 << 20

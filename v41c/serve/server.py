@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import Scope
@@ -72,6 +73,8 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._service, self._grace_seconds = service, options.grace_seconds
+        self._head_seconds = options.limits.body_seconds
+        self._headless: dict[Any, float] = {}
         service.abort = self._abort
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -82,6 +85,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop: also when nobody runs the batch any more."""
         self.should_exit = self.should_exit or self._service.worker.failure is not None
+        self._drop_headless()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -91,11 +95,26 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         timer.cancel()
 
+    def _drop_headless(self) -> None:
+        """Drop connections on which the head of a request takes too long: each is one of a limited number."""
+        now, seen = time.monotonic(), self._headless
+        waiting = [connection for connection in self.server_state.connections if _headless(connection)]
+        self._headless = {connection: seen.get(connection, now) for connection in waiting}
+        for connection, since in self._headless.items():
+            if now - since > self._head_seconds:
+                connection.transport.abort()
+
     def _abort(self, scope: Scope) -> None:
         """Drop a connection, whatever is still to be read from it."""
         for connection in list(self.server_state.connections):
             if getattr(connection, "client", None) == scope.get("client"):
                 connection.transport.abort()
+
+
+def _headless(connection: Any) -> bool:
+    """Whether a connection of uvicorn's has no request, and no timer that ends it for want of one."""
+    done = connection.cycle is None or connection.cycle.response_complete
+    return done and connection.timeout_keep_alive_task is None
 
 
 def serve(
