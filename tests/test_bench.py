@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.vision_model import checkpoint_and_engine
 from v41c.baseline import Baseline
 from v41c.bench import EAGER, ENGINE, BenchOptions, bench, ratios
 from v41c.costs import Cost, engine_costs
@@ -151,3 +152,13 @@ def test_tokens_are_ordinary_and_always_the_same(engine_of: EngineOf) -> None:
     assert len(set(tokens.tolist())) > 1500
     assert tokens.min() >= 5  # begin, end, pad, image and noise
     assert tokens.max() < 2048
+
+
+def test_images_are_measured_where_there_is_a_tower(tmp_path: Path) -> None:
+    checkpoint, engine = checkpoint_and_engine(tmp_path)
+    report = bench(engine, (EAGER,), checkpoint, options=replace(SHORT, prefill_tokens=(16,), context=32))
+    images = report.images_per_second
+    assert images.keys() == {ENGINE, EAGER}
+    assert report.ratios["images_vs_eager"] == images[ENGINE] / images[EAGER]
+    assert all("images" not in speeds for speeds in report.tokens_per_second.values())
+    assert "images per second" in report.summary()

@@ -75,7 +75,8 @@ class Baseline:
     def ced(self, tokens: Tensor, states: States) -> Tensor:
         """The causal encoder-decoder prefill of a whole prompt: the layers from the last KV source on a tail only.
 
-        The tail is the window, longer by less than a compression group so that it begins with a whole one.
+        Without a source these are all layers. The tail is the window, longer by less than a compression group so that
+        it begins with a whole one.
         """
         with torch.inference_mode():
             return self._ced(tokens, states)
@@ -85,19 +86,20 @@ class Baseline:
 
     def _ced(self, tokens: Tensor, states: States) -> Tensor:
         model, c = self.model, self.model.config
-        source = c.kv_source_layers[-1]
+        source = c.kv_source_layers[-1] if c.kv_source_layers else 0
         tokens, positions, zeros, _ = _places(tokens, 0)
         step = model.new_step(tokens, positions, zeros, zeros, states)
         stream, mix = model.embed_tokens(step)
         stream, mix = self._layers(0, source, stream, mix, step)
         if c.has_engram:
             apply(HistoryWrite(), states["engram.history"], step.compressed_ids, positions, zeros)
-        first = model.layers[source]
-        u = first.attn_norm(apply(HcMix(), stream, mix))
-        latent = first.attn.compressor(u, step, first.name)
-        first.attn.indexer.write_keys(latent, step, first.name)
+        if c.kv_source_layers:
+            first = model.layers[source]
+            u = first.attn_norm(apply(HcMix(), stream, mix))
+            latent = first.attn.compressor(u, step, first.name)
+            first.attn.indexer.write_keys(latent, step, first.name)
         begin = max(0, len(tokens) - c.window_size)
-        begin -= begin % c.ratio(source)
+        begin -= begin % max(1, c.ratio(source))
         tail = slice(begin, None)
         cut = torch.full_like(zeros[tail], begin)
         step = model.new_step(tokens[tail], positions[tail], zeros[tail], cut, states)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from v41c.bench_drafts import draft_ratio, draft_runs
+from v41c.bench_images import IMAGES, eager_tower, engine_tower, images_ratio
 from v41c.costs import Cost, engine_costs
 from v41c.errors import ContextError
 from v41c.machine import Limits, Machine, threads
@@ -64,6 +65,7 @@ class BenchReport:
 
     Ratios say how many times faster the engine is; fractions, how much of the machine's limit it reaches. One that was
     not measured is None. `torch_threads`: for each measurement the number with which the eager model was fastest.
+    `images_per_second` by subject: images of the most patches that the model takes, through its vision tower.
     """
 
     engine: str
@@ -74,6 +76,7 @@ class BenchReport:
     ratios: dict[str, float | None]
     costs: dict[str, Cost]
     torch_threads: dict[str, int] = field(default_factory=dict)
+    images_per_second: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
@@ -94,6 +97,10 @@ class BenchReport:
         names = list(dict.fromkeys(name for measured in speeds.values() for name in measured))
         rows = [(name, *(_speed(measured.get(name)) for measured in speeds.values())) for name in names]
         yield table(("tokens per second", *speeds), rows)
+        if self.images_per_second:
+            speed = ("of the largest", *(f"{value:.2f}" for value in self.images_per_second.values()))
+            yield ""
+            yield table(("images per second", *self.images_per_second), [speed])
         yield ""
         known = [(name, _ratio(name, value)) for name, value in self.ratios.items() if value is not None]
         yield table(("ratio", ""), known)
@@ -120,6 +127,9 @@ def bench(
             "compile with a larger --max-context"
         )
     works = _engine_works(loaded, options)
+    if loaded.programs("vision"):
+        tower = engine_tower(loaded)
+        works.append(Work(ENGINE, IMAGES, lambda: [seconds_of(tower)]))
     if options.batch:
         works.append(_batch_work(loaded, options))
     if options.draft != "off":
@@ -130,9 +140,10 @@ def bench(
         works += _torch_works(loaded, against, checkpoint, options, torch_threads, progress)
     limits = Limits()
     speeds = _measure(works, limits, options.rounds, progress)
+    images = {subject: measured.pop(IMAGES) for subject, measured in speeds.items() if IMAGES in measured}
     machine = limits.best()
     costs = engine_costs(loaded, options.prefill_tokens, options.context)
-    more = _batch_ratio(speeds) | draft_ratio(speeds[ENGINE])
+    more = _batch_ratio(speeds) | draft_ratio(speeds[ENGINE]) | images_ratio(images)
     return BenchReport(
         engine=str(engine),
         target=loaded.manifest.target,
@@ -142,6 +153,7 @@ def bench(
         ratios=ratios(speeds, costs, machine, options.prefill_tokens) | more,
         costs=costs,
         torch_threads=torch_threads,
+        images_per_second=images,
     )
 
 
@@ -234,6 +246,9 @@ def _torch_works(
             Work(EAGER, f"prefill_{count}_ced", runs.prefill(count, baseline.ced)) for count in options.prefill_tokens
         ]
     eager.append(Work(EAGER, "decode", runs.decode(baseline.full)))
+    if engine.programs("vision"):
+        tower = eager_tower(engine, baseline.model)
+        eager.append(Work(EAGER, IMAGES, lambda: [seconds_of(tower)]))
     for work in eager:
         progress(f"how many threads are best for {work.name} of the eager model")
         torch_threads[work.name] = _best_threads(work)
