@@ -7,33 +7,36 @@ from pathlib import Path
 import pytest
 
 import v41c.compile
-from tests.traced import FOLDERS
-from v41c.compile import Source, read_source, trace_source
+from tests.traced import traced
+from v41c.compile import Source
 from v41c.ir.graph import Module
 from v41c.ir.text import print_module
 from v41c.traces import kept_trace
 
+CASES = ("case_02", "case_00")
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture
 def source() -> Source:
     """The smallest golden case."""
-    return read_source(FOLDERS["case_02"], no_weights=True)
+    return traced(CASES[0])[0]
 
 
-@pytest.fixture(scope="module")
-def wanted(source: Source) -> str:
-    """Its trace, made now."""
-    return print_module(trace_source(source))
+@pytest.fixture
+def wanted() -> str:
+    """Its trace."""
+    return print_module(traced(CASES[0])[1])
 
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Source]:
     """An empty cache, and the sources that have been traced since."""
     made: list[Source] = []
+    modules = [traced(case) for case in CASES]
 
     def counted(source: Source) -> Module:
         made.append(source)
-        return trace_source(source)
+        return next(module for known, module in modules if known is source)
 
     monkeypatch.setattr(v41c.compile, "trace_source", counted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -44,8 +47,7 @@ def test_a_model_is_traced_once(source: Source, wanted: str, traces: list[Source
     assert print_module(kept_trace(source)) == wanted
     assert print_module(kept_trace(source)) == wanted
     assert len(traces) == 1
-    other = read_source(FOLDERS["case_00"], no_weights=True)
-    assert print_module(kept_trace(other)) != wanted
+    assert print_module(kept_trace(traced(CASES[1])[0])) != wanted
     assert len(traces) == 2
 
 
