@@ -168,12 +168,12 @@ class _Measurement:
             room = min(session.room.tokens, session.room.rows)
             for k in range(1 + min(self._block, room // sequences - 1)):
                 tokens = {slot: self._some(1 + k) for slot in range(sequences)}
-                yield ("verify", sequences, k), _seconds(partial(self._verify, tokens))
+                yield ("verify", sequences, k), seconds_of(partial(self._verify, tokens))
             last = {slot: self._some(1)[0] for slot in range(sequences)}
-            yield ("draft", sequences, 0), _seconds(partial(session.draft, last))
+            yield ("draft", sequences, 0), seconds_of(partial(session.draft, last))
             session.drafting = False
             step = {slot: self._some(1) for slot in range(sequences)}
-            yield ("plain", sequences, 0), _seconds(partial(session.step, step))
+            yield ("plain", sequences, 0), seconds_of(partial(session.step, step))
 
     def _verify(self, tokens: dict[int, list[int]]) -> None:
         self._session.verify(tokens)
@@ -187,7 +187,8 @@ class _Measurement:
         return self._tokens[self._taken - count : self._taken]
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """Wall time of a call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began

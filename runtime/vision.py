@@ -227,14 +227,18 @@ class Sight:
                 line[first - begin : last - begin] = span
         return {"image_rows": np.concatenate(codes), "image_values": np.concatenate(values)}
 
+    def features(self, pictures: Sequence[Picture]) -> Array:
+        """Rows [R, D] of the tower, which is run over all of the pictures in one step."""
+        inputs = tower_inputs(pictures)
+        if self._bf16("patches"):
+            inputs["patches"] = as_bf16(inputs["patches"])
+        return self._execute("vision", inputs, ["features"])["features"]
+
     def _look(self, pictures: Sequence[Picture]) -> None:
         """Run the tower over pictures that it has not seen."""
         unseen = list(dict.fromkeys(picture for picture in pictures if picture not in self._rows))
         for group in packed(unseen, self._program.max_tokens, self._program.max_rows):
-            inputs = tower_inputs(group)
-            if self._bf16("patches"):
-                inputs["patches"] = as_bf16(inputs["patches"])
-            features = self._execute("vision", inputs, ["features"])["features"]
+            features = self.features(group)
             ends = np.cumsum([0, *(picture.grid.merged_rows for picture in group)])
             for picture, (begin, end) in zip(group, pairwise(ends), strict=True):
                 self._rows[picture] = features[begin:end].copy()

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from v41c.bench import BenchOptions, Work, burst, seconds_of
+from v41c.bench import BenchOptions, Work, burst
 from v41c.costs import Cost, engine_costs
 from v41c.errors import UsageError
 from v41c.manifest import MANIFEST_FILE
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.profile import some_tokens
+from v41c.runtime.profile import seconds_of, some_tokens
 from v41c.runtime.session import Session
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,7 +19,7 @@ from v41c.errors import ContextError
 from v41c.machine import Limits, Machine, threads
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.profile import some_tokens
+from v41c.runtime.profile import seconds_of, some_tokens
 from v41c.runtime.session import Session
 from v41c.terminal import table
 
@@ -355,12 +354,6 @@ def ratios(
         else None
     )
     return found
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 def _speed(value: float | None) -> str:

@@ -11,8 +11,7 @@ import numpy as np
 from v41c.runtime.artifact import Engine
 from v41c.runtime.devices import open_device
 from v41c.runtime.images import Picture, make_picture
-from v41c.runtime.states import as_bf16
-from v41c.runtime.vision import image_rules, tower_inputs
+from v41c.runtime.vision import Sight, image_rules, tower_inputs
 
 if TYPE_CHECKING:
     from v41c.frontend.model import Model
@@ -33,12 +32,9 @@ def sample(engine: Engine) -> Picture:
 def engine_tower(engine: Engine) -> Callable[[], object]:
     """Runs the engine's tower over the image."""
     device = open_device(engine, 1, 1, threads=None, poison=False, saved_tokens=0)
-    (program,) = engine.programs("vision")
-    dtypes = {program.values[index].name: program.values[index].dtype for index in program.inputs}
-    inputs = tower_inputs([sample(engine)])
-    if dtypes["patches"] == "bf16":
-        inputs["patches"] = as_bf16(inputs["patches"])
-    return lambda: device.execute("vision", inputs, read=("features",))
+    sight = Sight(engine, lambda graph, inputs, read: device.execute(graph, inputs, read=read))
+    pictures = [sample(engine)]
+    return lambda: sight.features(pictures)
 
 
 def eager_tower(engine: Engine, model: Model) -> Callable[[], object]:
@@ -47,9 +43,7 @@ def eager_tower(engine: Engine, model: Model) -> Callable[[], object]:
 
     from v41c.frontend.vision import Patches
 
-    inputs = {name: torch.from_numpy(np.asarray(array)) for name, array in tower_inputs([sample(engine)]).items()}
-    values, rows, columns = inputs["patches"], inputs["patch_rows"], inputs["patch_columns"]
-    patches = Patches(values, rows, columns, inputs["begins"], inputs["ends"], inputs["sources"])
+    patches = Patches(*map(torch.from_numpy, tower_inputs([sample(engine)]).values()))
 
     def run() -> object:
         with torch.inference_mode():

@@ -271,6 +271,7 @@ def pass_context(
     from v41c.passes import quantize
     from v41c.passes.context import PassContext
     from v41c.passes.pipeline import choose_passes
+    from v41c.runtime.images import Rules
 
     limit = context_limit(config, options)
     dims = [f"C{ratio}" for ratio in sorted(set(config.compress_ratios) - {0})]
@@ -288,8 +289,8 @@ def pass_context(
 
     bounds = {"S": options.slots, **capacities(dims, limit)}
     quantized = quantized_types(config) if quantize.NAME in choose_passes(options.passes) else {}
-    most = config.vision_max_n_token
-    images = {"T": most * config.vision_downsample_ratio**2, "R": most}
+    rules = Rules.of(config.to_flat())
+    images = {} if rules is None else {"T": rules.max_patches, "R": rules.max_tokens}
     return PassContext(options.arithmetic, select, target.variants, bounds, quantized, target, images)
 
 

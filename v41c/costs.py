@@ -10,6 +10,7 @@ from v41c.ir.text import parse_module
 from v41c.manifest import capacities
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine
+from v41c.stages import is_backbone, variant
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,8 @@ def _backbone(module: Module) -> dict[str, Graph]:
     """One variant of every graph that a token goes through, by name."""
     found: dict[str, Graph] = {}
     for graph in module:
-        name = graph.name.partition(":")[0]
-        if not name.startswith(("draft", "vision")):
-            found.setdefault(name, graph)
+        if is_backbone(graph):
+            found.setdefault(variant(graph)[0], graph)
     return found
 
 

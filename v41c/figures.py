@@ -325,8 +325,8 @@ def _decode_flops(subject: _Subject, context: int) -> tuple[float, float]:
     """Operations of a decoded token with fp4 by fp4 products counted half, and with all products counted alike."""
     dims = token_dims(subject.states, context)
     halved, alike = 0.0, 0.0
-    for name, graph in chosen_graphs(subject.stored, "fewest").items():
-        for node in graph.nodes if not name.startswith(("draft", "vision")) else ():
+    for graph in filter(is_backbone, chosen_graphs(subject.stored, "fewest").values()):
+        for node in graph.nodes:
             flops = graph.node_cost(node, dims).flops
             alike += flops
             halved += flops / 2 if _scores_packed_keys(node) else flops

@@ -25,24 +25,32 @@ def kernel(
 ) -> CudaKernel:
     """x and y [T, …, D] to their sum."""
     frame = Frame(op, operands, results, bounds)
+    launch_sum(frame, "y", one_row=False)
+    return frame.kernel()
+
+
+def launch_sum(frame: Frame, addend: str, *, one_row: bool) -> None:
+    """x [T, …, D] and another operand of its shape, or with `one_row` without T, to their sum."""
     tokens, *inner = frame.type_of("x").shape
     width = prod(int(size) for size in inner)
     blocks = row_blocks(frame, tokens, width)
     frame.launch(
         add_rows,
-        {"x": frame.operand("x"), "y": frame.operand("y"), "out": frame.result(0)}
-        | {"WIDTH": width, "BLOCK": blocks.columns},
+        {"x": frame.operand("x"), "y": frame.operand(addend), "out": frame.result(0)}
+        | {"WIDTH": width, "STRIDE": 0 if one_row else width, "BLOCK": blocks.columns},
         blocks.grid,
         warps=blocks.warps,
     )
-    return frame.kernel()
 
 
 @jit
-def add_rows(x: tl.tensor, y: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """A block of a row."""
+def add_rows(
+    x: tl.tensor, y: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """A block of a row; rows of y begin STRIDE apart."""
+    row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.program_id(0).to(tl.int64) * WIDTH + column
+    place = row * WIDTH + column
     total = tl.load(x + place, mask=column < WIDTH, other=0.0).to(tl.float32)
-    total += tl.load(y + place, mask=column < WIDTH, other=0.0).to(tl.float32)
+    total += tl.load(y + row * STRIDE + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     tl.store(out + place, total.to(out.dtype.element_ty), mask=column < WIDTH)

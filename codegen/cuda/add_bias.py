@@ -1,15 +1,12 @@
-"""A learned offset for every column."""
+"""A learned offset for every column: the sum of `add` with one row."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import triton.language as tl
-
+from v41c.codegen.cuda.add import launch_sum
 from v41c.codegen.cuda.frame import Frame
 from v41c.codegen.cuda.kernel import CudaKernel
-from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.rows import row_blocks
 from v41c.ir.op import Op
 from v41c.ir.types import TensorType
 from v41c.targets.cuda import CudaTarget
@@ -24,23 +21,5 @@ def kernel(
 ) -> CudaKernel:
     """x [T, M] and bias [M] to [T, M]."""
     frame = Frame(op, operands, results, bounds)
-    tokens, width = frame.type_of("x").shape
-    blocks = row_blocks(frame, tokens, int(width))
-    frame.launch(
-        add_bias_rows,
-        {"x": frame.operand("x"), "bias": frame.operand("bias"), "out": frame.result(0)}
-        | {"WIDTH": int(width), "BLOCK": blocks.columns},
-        blocks.grid,
-        warps=blocks.warps,
-    )
+    launch_sum(frame, "bias", one_row=True)
     return frame.kernel()
-
-
-@jit
-def add_bias_rows(x: tl.tensor, bias: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """A block of a row."""
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.program_id(0).to(tl.int64) * WIDTH + column
-    total = tl.load(x + place, mask=column < WIDTH, other=0.0).to(tl.float32)
-    total += tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=column < WIDTH)

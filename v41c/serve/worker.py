@@ -85,27 +85,20 @@ class Worker:
         except BaseException as error:
             # whatever it is, those who wait must hear of it: nobody will run their requests
             self.failure = error
-            while not self._closing:
+            running = True
+            while running:
                 self._end_all(RefusedError(f"the batch has failed: {error}", status=500))
-                self._obey_failed()
+                running = self._obey()
 
     def _obey(self) -> bool:
         """Do what was asked for meanwhile, waiting where there is nothing else to do; False to stop."""
         with self._wake:
-            while self._batch.idle and not self._inbox and not self._closing:
+            while (self.failure is not None or self._batch.idle) and not self._inbox and not self._closing:
                 self._wake.wait()
             commands, self._inbox = self._inbox, deque()
         for command in commands:
             command()
         return not self._closing
-
-    def _obey_failed(self) -> None:
-        with self._wake:
-            while not self._inbox and not self._closing:
-                self._wake.wait()
-            commands, self._inbox = self._inbox, deque()
-        for command in commands:
-            command()
 
     def _add(self, request: Request, deliver: Deliver) -> None:
         self._delivers[request] = deliver
