@@ -112,7 +112,7 @@ class CpuDevice:
         self._arena = aligned_bytes(size, "activations")
         self._programs = Programs(engine)
         self._prepared: dict[tuple[str, int], _Prepared] = {}
-        self._room_of = _rooms_of_carried(engine, self._programs.fed)
+        self._room_of = {name: _room(value) for name, value in self._programs.carried.items()}
         self._carried: dict[str, Array] = {}
         self._journal = Journal(engine.manifest, states.dims, saved_tokens)
         self._saved = _SavedRows(self._journal, states, self._library)
@@ -155,7 +155,7 @@ class CpuDevice:
         if read is None:
             return dict(prepared.outputs)
         # the arena is one for all graphs: what the next one shall find must leave it
-        for name in self._programs.fed.intersection(prepared.outputs).difference(read):
+        for name in self._room_of.keys() & prepared.outputs.keys() - read:
             view = prepared.outputs[name]
             self._carried[name] = self._room_of[name][: len(view)]
             self._carried[name][...] = view
@@ -249,17 +249,11 @@ class _SavedRows:
         self._library.copy_rows(self._address, len(self._rows), self._slot_bytes, slot, span, begin, back=back)
 
 
-def _rooms_of_carried(engine: Engine, fed: frozenset[str]) -> dict[str, Array]:
-    """Memory for the outputs of the widest programs that other graphs take in, by name."""
-    widest = {program.graph: program for program in sorted(engine.manifest.programs, key=lambda p: p.max_tokens)}
-    rooms: dict[str, Array] = {}
-    for program in widest.values():
-        dims = {"T": program.max_tokens}
-        for value in (program.values[index] for index in program.outputs):
-            if value.name in fed:
-                memory = aligned_bytes(extent_bytes(value, dims), f"value {value.name}")
-                rooms[value.name] = memory.view(NUMPY[value.dtype]).reshape(bind(value.shape, dims))
-    return rooms
+def _room(value: BufferEntry) -> Array:
+    """Memory for a tensor whose dimensions are numbers."""
+    memory = aligned_bytes(extent_bytes(value, {}), f"value {value.name}")
+    array: Array = memory.view(NUMPY[value.dtype]).reshape(bind(value.shape, {}))
+    return array
 
 
 def _fill(graph: str, name: str, view: Array, array: Array) -> None:

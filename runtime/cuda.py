@@ -79,8 +79,9 @@ class CudaDevice:
         self._dims = {"S": slots, **capacities(manifest.dims, max_context)}
         self._sizes = {state.name: extent_bytes(state, self._dims) for state in manifest.states}
         self._journal = Journal(manifest, self._dims, saved_tokens)
+        self._programs = Programs(engine)
+        self._prepared: dict[tuple[str, int], _Prepared] = {}
         self._arena_bytes = max(program.arena_bytes for program in manifest.programs)
-        self._weights = _place_weights(engine, driver, self.memory_bytes)
         self._arena = driver.allocate(self._arena_bytes, "activations")
         self._saved = driver.allocate(self._journal.size_bytes, "journal")
         self._counters = driver.allocate(manifest.counter_bytes, "counters")
@@ -92,9 +93,9 @@ class CudaDevice:
             name: driver.kernel((engine.path / cubin.file).read_bytes(), cubin.function, cubin.shared_bytes)
             for name, cubin in manifest.cubins.items()
         }
-        self._programs = Programs(engine)
-        self._prepared: dict[tuple[str, int], _Prepared] = {}
-        self._carried: dict[str, _Carried] = {}
+        self._carried = {name: _Carried(value, driver) for name, value in self._programs.carried.items()}
+        # last: of the tables that may stay in host memory it is now known whether they must
+        self._weights = _place_weights(engine, driver)
 
     @property
     def hardware(self) -> str:
@@ -105,7 +106,8 @@ class CudaDevice:
     def memory_bytes(self) -> int:
         """As `Device.memory_bytes`: of the GPU."""
         states, counters = sum(self._sizes.values()), self._engine.manifest.counter_bytes
-        return states + self._journal.size_bytes + self._arena_bytes + counters
+        carried = sum(carried.room for carried in self._carried.values())
+        return states + self._journal.size_bytes + self._arena_bytes + counters + carried
 
     def execute(
         self,
@@ -132,8 +134,8 @@ class CudaDevice:
         for value in (program.values[index] for index in program.outputs):
             if read is None or value.name in read:
                 found[value.name] = self._download(value, prepared.dims)
-            elif value.name in self._programs.fed:
-                self._carry(program, value, prepared.dims)
+            elif value.name in self._carried:
+                self._carry(value, prepared.dims)
         return found
 
     def room(self, graph: str) -> tuple[int, int]:
@@ -217,12 +219,9 @@ class CudaDevice:
             raise ContextError(f"graph {graph}: input {value.name}: expected one, got {', '.join(inputs)}")
         self._driver.copy(self._arena + value.offset, carried.address, size)
 
-    def _carry(self, program: Program, value: BufferEntry, dims: Mapping[str, int]) -> None:
+    def _carry(self, value: BufferEntry, dims: Mapping[str, int]) -> None:
         """Keep an output for the next graph: the arena is one for all graphs."""
-        most = extent_bytes(value, {**dims, "T": program.max_tokens, "R": program.max_rows})
-        carried = self._carried.get(value.name)
-        if carried is None or carried.room < most:
-            carried = self._carried[value.name] = _Carried(self._driver.allocate(most, value.name), most)
+        carried = self._carried[value.name]
         carried.filled = extent_bytes(value, dims)
         self._driver.copy(carried.address, self._arena + value.offset, carried.filled)
 
@@ -248,17 +247,18 @@ class CudaDevice:
 class _Carried:
     """Memory for one output that the next graph reads: `filled` bytes of `room`."""
 
-    def __init__(self, address: int, room: int) -> None:
-        self.address = address
-        self.room = room
+    def __init__(self, most: BufferEntry, driver: Driver) -> None:
+        """Room for the output at its largest, with nothing in it."""
+        self.room = extent_bytes(most, {})
+        self.address = driver.allocate(self.room, f"value {most.name}")
         self.filled = 0
 
 
-def _place_weights(engine: Engine, driver: Driver, other_bytes: int) -> list[int]:
+def _place_weights(engine: Engine, driver: Driver) -> list[int]:
     """Address of every weight on the GPU, or of its pinned host memory."""
     weights, memory = engine.manifest.weights, engine.weights
     total = sum(weight.size_bytes for weight in weights)
-    fits = total + other_bytes <= driver.free_bytes
+    fits = total <= driver.free_bytes
     places = []
     for weight in weights:
         content = memory[weight.offset : weight.offset + weight.size_bytes]

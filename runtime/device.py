@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from v41c.errors import ArtifactError, ContextError
-from v41c.manifest import Program
+from v41c.manifest import BufferEntry, Program
 from v41c.runtime.artifact import Engine
+from v41c.runtime.bounds import bind
 from v41c.runtime.states import Array
 
 
@@ -38,7 +41,7 @@ class Device(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """States and activations, whatever the length of the prompt; not the weights."""
+        """States, activations and what passes between graphs, whatever the length of the prompt; not the weights."""
 
     def execute(
         self,
@@ -100,8 +103,9 @@ class Programs:
     def __init__(self, engine: Engine) -> None:
         self._path = engine.path
         self._programs = {name: engine.programs(name) for name in {p.graph for p in engine.manifest.programs}}
-        #: names of everything that some graph takes in
-        self.fed = frozenset(p.values[index].name for p in engine.manifest.programs for index in p.inputs)
+        #: outputs that another graph takes in, by name, at the shape that the widest program gives them: a device keeps
+        #: them outside of the arena, which is one for all graphs
+        self.carried = {value.name: value for graph in self._programs.values() for value in _carried(engine, graph[-1])}
 
     def room(self, graph: str) -> tuple[int, int]:
         """As `Device.room`."""
@@ -120,6 +124,15 @@ class Programs:
         raise ContextError(
             f"graph {graph}: expected a step of at most {most[0]} tokens and {most[1]} rows, got {tokens} and {rows}"
         )
+
+
+def _carried(engine: Engine, program: Program) -> Iterator[BufferEntry]:
+    """The outputs of a program that some graph takes in, at the most tokens and rows of a step."""
+    fed = {p.values[index].name for p in engine.manifest.programs for index in p.inputs}
+    most = {"T": program.max_tokens, "R": program.max_rows}
+    for value in (program.values[index] for index in program.outputs):
+        if value.name in fed:
+            yield msgspec.structs.replace(value, shape=list(bind(value.shape, most)))
 
 
 def require_fit(what: str, view: Array, array: Array) -> None:

@@ -36,6 +36,7 @@ class HostDriver:
     """Runs launches of an engine, or of given `entries`, on memory of this process. `launched` has every one, in order.
 
     With `interpret` they are run in Triton's interpreter; without, only looked at. `entries`: by the cubins' content.
+    Of `room_bytes` of memory what was allocated is taken; `pinned` has what was registered instead.
     """
 
     engine: Engine | None
@@ -45,6 +46,8 @@ class HostDriver:
     named: dict[str, range] = field(default_factory=dict)
     recording: list[Launched] | None = None
     entries: dict[bytes, CubinEntry] = field(default_factory=dict)
+    room_bytes: int = 1 << 40
+    pinned: list[range] = field(default_factory=list)
 
     @property
     def capability(self) -> int | None:
@@ -58,8 +61,8 @@ class HostDriver:
 
     @property
     def free_bytes(self) -> int:
-        """Plenty."""
-        return 1 << 40
+        """What is left of the room."""
+        return self.room_bytes - sum(map(len, self.named.values()))
 
     def allocate(self, size: int, what: str) -> int:
         """Memory full of NaN bytes; its addresses are kept in `named`."""
@@ -72,6 +75,7 @@ class HostDriver:
     def register(self, array: Array) -> int:
         """The memory itself."""
         self.blocks[array.ctypes.data] = array.view(np.uint8)
+        self.pinned.append(range(array.ctypes.data, array.ctypes.data + array.nbytes))
         return array.ctypes.data
 
     def fill(self, address: int, value: int, size: int) -> None:
