@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,8 @@ class _Lowering:
         stored = [*graph.inputs, *(r for node in graph.nodes for r in node.results if r not in self.versions)]
         self.values = {value: index for index, value in enumerate(stored)}
         self.arena_bytes = self._arena_bytes()
+        #: number of each node's command, of a view's the one that follows, and last that of the end
+        self.numbers = [0, *accumulate(node.kernel is not None for node in graph.nodes)]
 
     def _arena_bytes(self) -> int:
         ends = [0]
@@ -234,6 +237,7 @@ class _Lowering:
             results=[self.values[result] for result in results],
             origin=node.origin.module,
             workspace_bytes=node.kernel.workspace_bytes,
+            joined=self.numbers[self.graph.joins[node]] if node.kernel.aside else None,
         )
 
     def _argument(self, value: Value, layout: str) -> Argument:

@@ -36,11 +36,15 @@ class Origin:
 
 @dataclass(frozen=True)
 class Selected:
-    """The kernel that serves a node: its symbol, and scratch memory in bytes at `workspace_offset` of the arena."""
+    """The kernel that serves a node: its symbol, and scratch memory in bytes at `workspace_offset` of the arena.
+
+    One that is `aside` may run beside the nodes that follow, until one reads a result of it: see `Graph.joins`.
+    """
 
     symbol: str
     workspace_bytes: int = 0
     workspace_offset: int | None = None
+    aside: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +136,23 @@ class Graph:
                 versions[new] = versions[old]
         return versions
 
+    @cached_property
+    def joins(self) -> dict[Node, int]:
+        """For each node that runs aside, the number of the first one that waits for it: it reads a result of it, or of
+        a view of that, and is no view. The number of nodes where none does.
+        """
+        found: dict[Node, int] = {}
+        makers: dict[Value, Node] = {}
+        for index, node in enumerate(self.nodes):
+            for maker in [makers[value] for value in node.operands if value in makers]:
+                if node.op.view:
+                    makers |= dict.fromkeys(node.results, maker)
+                else:
+                    found.setdefault(maker, index)
+            if node.kernel is not None and node.kernel.aside:
+                makers |= dict.fromkeys(node.results, node)
+        return dict.fromkeys(makers.values(), len(self.nodes)) | found
+
     def cost(self, dims: Mapping[str, int]) -> Cost:
         """Summed cost of every node at given dimensions."""
         return sum((self.node_cost(node, dims) for node in self.nodes), Cost())
@@ -145,7 +166,8 @@ class Graph:
         """Raise VerifyError, naming the node, when a rule is broken.
 
         Rules: names unique; operands defined before use; result types as `infer` says; a state version read or
-        consumed only while it is the current one, consumed at most once; finals are the last versions.
+        consumed only while it is the current one, consumed at most once; finals are the last versions; what runs aside
+        has no states, which others may write meanwhile.
         """
         _Verifier(self).run()
 
@@ -241,6 +263,8 @@ class _Verifier:
             types == found,
             f"results: expected ({', '.join(map(str, types))}), got ({', '.join(map(str, found))})",
         )
+        aside = node.kernel is not None and node.kernel.aside
+        self.require(not (aside and self.version_of.keys() & set(node.operands)), "runs aside, but reads a state")
         for old, new in node.consumed:
             name = self.version_of[old]
             self.current[name] = new

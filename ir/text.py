@@ -10,7 +10,8 @@
     }
 
 After kernels are selected the first line carries the bounds, `graph decoder (T<=512, S<=1) {`, and a node its kernel,
-`| symbol`; after memory is planned values carry `@offset` behind their type and kernels `+bytes@offset` of workspace.
+`| symbol`, and `,aside` behind it if it runs beside what follows; after memory is planned values carry `@offset` behind
+their type and kernels `+bytes@offset` of workspace.
 `%` marks inputs and results, `@` weights, `$` a state's first version, `_` an absent operand.
 """
 
@@ -32,7 +33,7 @@ _FINAL = re.compile(r"final \$(\S+) = [%$](\S+)")
 _OUTPUT = re.compile(r"output [%@$](\S+)")
 _NODE = re.compile(r"\((.*?)\) = (\w+)\(([^)]*)\) ?(\{.*\})? ?// (\S*) \| (\S*)(?: \| (\S+))?")
 _TYPE = re.compile(r"(\w+)\[(.*)\](?: @(\d+))?")
-_KERNEL = re.compile(r"(\w+)(?:\+(\d+))?(?:@(\d+))?")
+_KERNEL = re.compile(r"(\w+)(?:\+(\d+))?(?:@(\d+))?(,aside)?")
 _ATTRIBUTE = re.compile(r"(\w+)=")
 
 
@@ -81,7 +82,7 @@ def _kernel(kernel: Selected | None) -> str:
         return ""
     size = f"+{kernel.workspace_bytes}" if kernel.workspace_bytes else ""
     place = "" if kernel.workspace_offset is None else f"@{kernel.workspace_offset}"
-    return f" | {kernel.symbol}{size}{place}"
+    return f" | {kernel.symbol}{size}{place}" + (",aside" if kernel.aside else "")
 
 
 def parse_module(text: str) -> Module:
@@ -155,7 +156,7 @@ def _parse_kernel(text: str) -> Selected:
     found = _KERNEL.fullmatch(text)
     if not found:
         raise ValueError(f"not a kernel: {text}")
-    return Selected(found[1], int(found[2] or 0), None if found[3] is None else int(found[3]))
+    return Selected(found[1], int(found[2] or 0), None if found[3] is None else int(found[3]), bool(found[4]))
 
 
 def _parse_type(text: str) -> tuple[TensorType, int | None]:

@@ -41,6 +41,10 @@ class Machine(Protocol):
     def launch_seconds(self) -> float:
         """What one more operation costs, however little it does."""
 
+    @property
+    def runs_aside(self) -> bool:
+        """Whether a kernel may run beside those that follow it."""
+
 
 KernelFor = Callable[
     [Op, tuple[TensorType | None, ...], tuple[TensorType, ...], Mapping[str, int]],

@@ -4,6 +4,7 @@ Before: values without a place.
 After:  every input, result and workspace has a byte offset; places are shared by values that never live together.
 Why:    the peak of a step is known when the engine is compiled, does not depend on the prompt, and nothing is allocated
         while a request runs. Values are placed largest first at the lowest offset that is free for their lifetime.
+        What a kernel that runs aside reads and writes keeps its place until somebody has waited for it.
 """
 
 from __future__ import annotations
@@ -66,17 +67,18 @@ def _place(graph: Graph, share: bool) -> Graph:
         blocks[value] = _Block(_size(value, graph), -1, -1)
     states = graph.state_versions
     for index, node in enumerate(graph.nodes):
+        done = graph.joins.get(node, index + 1) - 1
         for operand in node.operands:
             if operand is not None and operand in blocks:
-                blocks[operand].end = index
+                blocks[operand].end = max(blocks[operand].end, done)
         for result in node.results:
             if result in states:
                 continue
             source = node.operands[0] if node.op.view else None
             shared = blocks.get(source) if source is not None else None
-            blocks[result] = shared or _Block(_size(result, graph), index, index)
+            blocks[result] = shared or _Block(_size(result, graph), index, done)
         if node.kernel is not None and node.kernel.workspace_bytes:
-            workspaces[node] = _Block(_align(node.kernel.workspace_bytes), index, index)
+            workspaces[node] = _Block(_align(node.kernel.workspace_bytes), index, done)
     for value in graph.outputs:
         blocks[value].end = last
     _assign([*dict.fromkeys(blocks.values()), *workspaces.values()], share)

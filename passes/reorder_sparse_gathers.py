@@ -2,17 +2,20 @@
 
 Before: each Engram looks its rows up where it needs them, in the order of the tokens; every layer that attends to the
         same selected rows dequantises them for itself.
-After:  the rows of every Engram are known, sorted and asked for before the first layer, and read in their order;
-        selected rows are gathered once where that is cheaper, and the layers attend to them there.
-Why:    which rows an Engram needs follows from token ids alone, which this pass proves: a table on disk is then read
-        while layers run, front to back, equal rows once. Gathering pays for one token and several layers; for many
-        tokens the rows would leave the cache before they are read. Each variant of a graph is decided for itself.
+After:  the rows of every Engram are known, sorted and asked for before the first layer, and read in their order: right
+        then, aside, where the target has kernels run beside others, else where they are needed; selected rows are
+        gathered once where that is cheaper, and the layers attend to them there.
+Why:    which rows an Engram needs follows from token ids alone, which this pass proves: a table on disk or, of a GPU,
+        in the host's memory is then read while layers run, front to back, equal rows once. Gathering pays for one token
+        and several layers; for many tokens the rows would leave the cache before they are read. Each variant of a graph
+        is decided for itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 from v41c.errors import UnsupportedError
@@ -85,25 +88,39 @@ def _read_in_order(known: set[Value], graph: Graph, context: PassContext) -> Gra
     for node in graph.nodes:
         if node in first:
             rewriter.keep(node)
-    sorted_rows: dict[Node, tuple[Value, Value]] = {}
+    aside = context.machine is not None and context.machine.runs_aside
+    sorted_rows: dict[Node, tuple[Value, ...]] = {}
     for node in lookups:
         made = _sort(node, graph, context)
         rewriter.nodes.append(made)
-        ordered, places = made.results
-        sorted_rows[node] = ordered, places
+        if aside:
+            _look_up(rewriter, node, made.results, graph, context)
+            rewriter.nodes[-1] = _aside(rewriter.nodes[-1])
+        sorted_rows[node] = made.results
     for node in graph.nodes:
-        if node in sorted_rows:
-            ordered, places = sorted_rows[node]
-            _, table, scale = node.operands
-            if _order_is_free(graph, node):
-                rewriter.put(node, node.op, ordered, table, scale)
-            else:
-                op = EngramLookupOrdered(**node.op.attributes())
-                rewriter.put(node, op, ordered, places, table, scale)
-            rewriter.nodes[-1] = select(rewriter.nodes[-1], graph.bounds, context)
-        elif node not in first:
+        if node not in first and node not in sorted_rows:
             rewriter.keep(node)
+        elif node in sorted_rows and not aside:
+            _look_up(rewriter, node, sorted_rows[node], graph, context)
     return rewriter.finish(graph)
+
+
+def _look_up(
+    rewriter: Rewriter, node: Node, sorted_rows: tuple[Value, ...], graph: Graph, context: PassContext
+) -> None:
+    """A lookup of rows in order in the place of one that has them as they come, with its kernel."""
+    ordered, places = sorted_rows
+    _, table, scale = node.operands
+    if _order_is_free(graph, node):
+        rewriter.put(node, node.op, ordered, table, scale)
+    else:
+        rewriter.put(node, EngramLookupOrdered(**node.op.attributes()), ordered, places, table, scale)
+    rewriter.nodes[-1] = select(rewriter.nodes[-1], graph.bounds, context)
+
+
+def _aside(node: Node) -> Node:
+    """The node beside those that follow it."""
+    return node if node.kernel is None else replace(node, kernel=replace(node.kernel, aside=True))
 
 
 def _is_unordered(lookup: Node, graph: Graph, known: set[Value]) -> bool:

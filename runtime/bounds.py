@@ -218,6 +218,16 @@ class _Check:
                 self.within(f"{where}: command {number} ({command.op}): results", result, len(program.values))
             self.places(f"{where}: command {number} ({command.op})", program, command, offsets)
             self.launches(f"{where}: command {number} ({command.op})", command)
+            if command.joined is not None:
+                last = len(program.commands)
+                fits = number < command.joined <= last
+                self.require(fits, f"{where}: command {number}: joined", f"a later one, up to {last}", command.joined)
+                self.aside(f"{where}: command {number} ({command.op})", command)
+
+    def aside(self, where: str, command: Command) -> None:
+        """A command that may run beside others does not use what they may write."""
+        shared = [argument.kind for argument in command.arguments if argument.kind in ("state", "counters")]
+        self.require(not shared, where, "neither states nor counters of what may run aside", ", ".join(shared))
 
     def places(self, where: str, program: Program, command: Command, offsets: Set[int]) -> None:
         """What a command is told of the arena: values at their places, its results last, behind them a workspace."""

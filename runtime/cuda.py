@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,8 +39,18 @@ class Driver(Protocol):
     def copy(self, target: int, source: int, size: int) -> None: ...
     def kernel(self, cubin: bytes, function: str, shared_bytes: int) -> Any: ...
     def launch(
-        self, kernel: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        parameters: int,
+        *,
+        aside: bool = False,
     ) -> None: ...
+    def event(self) -> Any: ...
+    def mark(self, event: Any, *, aside: bool) -> None: ...
+    def wait(self, event: Any, *, aside: bool) -> None: ...
     def begin_recording(self) -> None: ...
     def end_recording(self) -> Any: ...
     def replay(self, recording: Any) -> None: ...
@@ -49,7 +60,8 @@ class Driver(Protocol):
 class CudaDevice:
     """Runs the graphs of one engine on one GPU. Not for concurrent use: every step writes the same arena.
 
-    Weights are copied to the GPU. Tables that are read by rows stay in pinned host memory when they do not fit.
+    Weights are copied to the GPU. Tables that are read by rows stay in pinned host memory when they do not fit. What
+    reads those runs aside where its program allows it, so that the bus works while others compute.
     """
 
     def __init__(
@@ -95,7 +107,7 @@ class CudaDevice:
         }
         self._carried = {name: _Carried(value, driver) for name, value in self._programs.carried.items()}
         # last: of the tables that may stay in host memory it is now known whether they must
-        self._weights = _place_weights(engine, driver)
+        self._weights, self._pinned = _place_weights(engine, driver)
 
     @property
     def hardware(self) -> str:
@@ -129,7 +141,7 @@ class CudaDevice:
         elif program.max_tokens <= RECORDED_TOKENS:
             prepared.replay()
         else:
-            prepared.launch(range(len(program.commands)))
+            prepared.launch()
         found: dict[str, Array] = {}
         for value in (program.values[index] for index in program.outputs):
             if read is None or value.name in read:
@@ -201,7 +213,8 @@ class CudaDevice:
         if key not in self._prepared:
             states = [self._states[state.name] for state in self._engine.manifest.states]
             bases = {"arena": [self._arena], "weight": self._weights, "state": states, "counters": [self._counters]}
-            self._prepared[key] = _Prepared(program, self._engine, self._driver, self._kernels, bases, self._dims)
+            kernels, dims = self._kernels, self._dims
+            self._prepared[key] = _Prepared(program, self._engine, self._driver, kernels, bases, self._pinned, dims)
         return self._prepared[key]
 
     def _feed(self, graph: str, value: BufferEntry, prepared: _Prepared, inputs: Mapping[str, Array]) -> None:
@@ -233,7 +246,7 @@ class CudaDevice:
     def _run_observed(self, prepared: _Prepared, observe: Observe) -> None:
         program = prepared.program
         for number, command in enumerate(program.commands):
-            prepared.launch([number])
+            prepared.launch_one(number)
             for value in (program.values[index] for index in command.results):
                 array = self._download(value, prepared.dims)
                 instead = observe(
@@ -254,20 +267,31 @@ class _Carried:
         self.filled = 0
 
 
-def _place_weights(engine: Engine, driver: Driver) -> list[int]:
-    """Address of every weight on the GPU, or of its pinned host memory."""
+def _place_weights(engine: Engine, driver: Driver) -> tuple[list[int], frozenset[int]]:
+    """Address of every weight on the GPU, or of its pinned host memory; the numbers of those that are pinned."""
     weights, memory = engine.manifest.weights, engine.weights
     total = sum(weight.size_bytes for weight in weights)
     fits = total <= driver.free_bytes
-    places = []
-    for weight in weights:
+    places: list[int] = []
+    pinned: set[int] = set()
+    for number, weight in enumerate(weights):
         content = memory[weight.offset : weight.offset + weight.size_bytes]
         if weight.read_by_rows and not fits:
             places.append(driver.register(content))
+            pinned.add(number)
         else:
             places.append(driver.allocate(weight.size_bytes, f"weight {weight.name}"))
             driver.upload(places[-1], content)
-    return places
+    return places, frozenset(pinned)
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """A command beside others: events of all before it, and of itself, which the command `joined` waits for."""
+
+    begun: Any
+    done: Any
+    joined: int
 
 
 class _Prepared:
@@ -284,6 +308,7 @@ class _Prepared:
         driver: Driver,
         kernels: Mapping[str, Any],
         bases: Mapping[str, list[int]],
+        pinned: Set[int],
         dims: Mapping[str, int],
     ) -> None:
         self.program = program
@@ -295,6 +320,11 @@ class _Prepared:
         self._recordings: dict[tuple[int, int], Any] = {}
         self._places: dict[str, list[int]] = {}
         self._launches = [self._manifest.launches[command.kernel] for command in program.commands]
+        self._asides = {
+            number: _Aside(driver.event(), driver.event(), command.joined)
+            for number, command in enumerate(program.commands)
+            if command.joined is not None and any(a.kind == "weight" and a.index in pinned for a in command.arguments)
+        }
         values: list[int] = []
         self._begins: list[list[int]] = []
         for command, launches in zip(program.commands, self._launches, strict=True):
@@ -328,16 +358,36 @@ class _Prepared:
         self.dims[dim] = value
         self._values[self._places.get(dim, [])] = value
 
-    def launch(self, commands: Collection[int]) -> None:
-        """Launch some commands with the dimensions bound last."""
-        for number in commands:
-            for launch, begin in zip(self._launches[number], self._begins[number], strict=True):
-                grid = self._grid(launch)
-                if 0 not in grid:
-                    cubin = self._manifest.cubins[launch.cubin]
-                    address = self._addresses.ctypes.data + 8 * begin
-                    kernel = self._kernels[launch.cubin]
-                    self._driver.launch(kernel, grid, cubin.warps * _THREADS_PER_WARP, cubin.shared_bytes, address)
+    def launch(self) -> None:
+        """Launch all commands with the dimensions bound last, those that read pinned memory aside if they may."""
+        for number in range(len(self.program.commands)):
+            self._join(number)
+            aside = self._asides.get(number)
+            if aside is None:
+                self.launch_one(number)
+                continue
+            self._driver.mark(aside.begun, aside=False)
+            self._driver.wait(aside.begun, aside=True)
+            self.launch_one(number, aside=True)
+            self._driver.mark(aside.done, aside=True)
+        self._join(len(self.program.commands))
+
+    def _join(self, number: int) -> None:
+        """Wait for what runs aside until a command."""
+        for aside in self._asides.values():
+            if aside.joined == number:
+                self._driver.wait(aside.done, aside=False)
+
+    def launch_one(self, number: int, *, aside: bool = False) -> None:
+        """Launch one command with the dimensions bound last."""
+        for launch, begin in zip(self._launches[number], self._begins[number], strict=True):
+            grid = self._grid(launch)
+            if 0 not in grid:
+                cubin = self._manifest.cubins[launch.cubin]
+                address = self._addresses.ctypes.data + 8 * begin
+                threads = cubin.warps * _THREADS_PER_WARP
+                kernel = self._kernels[launch.cubin]
+                self._driver.launch(kernel, grid, threads, cubin.shared_bytes, address, aside=aside)
 
     def _grid(self, launch: LaunchEntry) -> tuple[int, int, int]:
         sizes = [
@@ -351,6 +401,6 @@ class _Prepared:
         key = (self.dims["T"], self.dims["R"])
         if key not in self._recordings:
             self._driver.begin_recording()
-            self.launch(range(len(self.program.commands)))
+            self.launch()
             self._recordings[key] = self._driver.end_recording()
         self._driver.replay(self._recordings[key])

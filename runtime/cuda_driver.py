@@ -1,4 +1,4 @@
-"""The CUDA driver as the device uses it: memory, kernels, one stream, and recordings of what was launched on it."""
+"""The CUDA driver as the device uses it: memory, kernels, two streams, and recordings of what was launched on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _FREE_SHARED_BYTES = 48 << 10
 
 
 class CudaDriver:
-    """One GPU: the first that CUDA shows, with a stream of its own. Sizes in bytes, addresses as integers."""
+    """One GPU: the first that CUDA shows, with streams of its own. Sizes in bytes, addresses as integers.
+
+    What is launched `aside` runs on the second stream, beside all else; events put it in order with that.
+    """
 
     def __init__(self) -> None:
         """DeviceError, one line, where there is no package, driver or GPU."""
@@ -30,6 +33,7 @@ class CudaDriver:
         self._device = self._call("cuDeviceGet", 0)
         self._call("cuCtxSetCurrent", self._call("cuDevicePrimaryCtxRetain", self._device))
         self._stream = self._call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._side = self._call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._keep: list[object] = []
 
     @property
@@ -96,12 +100,34 @@ class CudaDriver:
             self._call("cuKernelSetAttribute", attribute, shared_bytes, kernel, self._device)
         return self._call("cuKernelGetFunction", kernel)
 
-    def launch(self, kernel: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int) -> None:
-        """Launch on the stream; `parameters` is the address of an array of the parameters' addresses."""
-        self._call("cuLaunchKernel", kernel, *grid, threads, 1, 1, shared_bytes, self._stream, parameters, 0)
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        parameters: int,
+        *,
+        aside: bool = False,
+    ) -> None:
+        """Launch on a stream; `parameters` is the address of an array of the parameters' addresses."""
+        stream = self._side if aside else self._stream
+        self._call("cuLaunchKernel", kernel, *grid, threads, 1, 1, shared_bytes, stream, parameters, 0)
+
+    def event(self) -> Any:
+        """Something to wait for, once it is marked."""
+        return self._call("cuEventCreate", self._driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+
+    def mark(self, event: Any, *, aside: bool) -> None:
+        """The event happens when everything launched so far, aside or not, is done."""
+        self._call("cuEventRecord", event, self._side if aside else self._stream)
+
+    def wait(self, event: Any, *, aside: bool) -> None:
+        """What is launched from now on, aside or not, begins after the event that was marked last."""
+        self._call("cuStreamWaitEvent", self._side if aside else self._stream, event, 0)
 
     def begin_recording(self) -> None:
-        """From now on launches are recorded, not made."""
+        """From now on launches are recorded, not made; those aside, once they wait for a mark among the recorded."""
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._call("cuStreamBeginCapture", self._stream, mode)
 

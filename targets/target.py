@@ -29,6 +29,8 @@ class Target:
     dequantised_per_second: float
     #: one more kernel in a step
     launch_seconds: float
+    #: a kernel may run beside those that follow it, on a stream of its own
+    runs_aside: bool
     #: feature names, as the kernel of the operating system spells them, without which an engine must not be run
     features: tuple[str, ...]
 

@@ -35,6 +35,7 @@ V3 = CpuTarget(
     memory_bytes_per_second=_MEMORY_BYTES_PER_SECOND,
     dequantised_per_second=4.0e9,  # AVX2 kernels on the Sapphire Rapids below
     launch_seconds=_LAUNCH_SECONDS,
+    runs_aside=False,
     features=_V3_FEATURES,
 )
 V4 = CpuTarget(
@@ -53,6 +54,7 @@ V4 = CpuTarget(
     memory_bytes_per_second=_MEMORY_BYTES_PER_SECOND,
     dequantised_per_second=5.5e9,
     launch_seconds=_LAUNCH_SECONDS,
+    runs_aside=False,
     features=_V4_FEATURES,
 )
 TARGETS = (V3, V4)

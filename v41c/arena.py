@@ -31,14 +31,15 @@ def interpret_in_arena(
     """As `interpret`, with every value in its place of one arena that is filled with NaN.
 
     Before an operation reads its operands, the whole places of its results and its workspace, at the graph's bounds,
-    are filled with NaN: an operand that lies in any of them is lost, as it would be in an engine.
+    are filled with NaN: an operand that lies in any of them is lost, as it would be in an engine. What may run aside
+    runs as late as it may.
     """
     arena = _Arena(graph)
     kept = {state: states[state.name].clone() for state in graph.states}
     kept |= {weight: weights(weight) for weight in graph.weights}
     for value in graph.inputs:
         arena.write(value, inputs[value.name])
-    for node in graph.nodes:
+    for node in _latest(graph):
         if not node.op.view:
             arena.poison(node)
         operands = [
@@ -61,6 +62,20 @@ def interpret_in_arena(
         {value.name: arena.read(value) for value in graph.outputs},
         {name: kept[value] for name, value in graph.finals.items()},
     )
+
+
+def _latest(graph: Graph) -> Iterator[Node]:
+    """The nodes in order, but those that may run aside as late as they may: before the first that sees their result."""
+    late: list[Node] = []
+    for node in graph.nodes:
+        due = [other for other in late if not set(other.results).isdisjoint(node.operands)]
+        late = [other for other in late if other not in due]
+        yield from due
+        if node.kernel is not None and node.kernel.aside:
+            late.append(node)
+        else:
+            yield node
+    yield from late
 
 
 class _Arena:
@@ -101,7 +116,10 @@ def overlaps(graph: Graph) -> Iterator[str]:
     owner = _owners(graph)
     last: dict[Value, int] = {}
     for index, node in enumerate(graph.nodes):
-        last |= {owner[value]: index for value in node.operands if value in owner}
+        done = graph.joins.get(node, index + 1) - 1
+        for value in (*node.operands, *node.results):
+            if value in owner:
+                last[owner[value]] = max(last.get(owner[value], index), done)
     last |= {owner[value]: len(graph.nodes) for value in graph.outputs}
     alive = {value: _place(value, graph) for value in graph.inputs}
     for left, (begin, end) in alive.items():

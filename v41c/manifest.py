@@ -91,6 +91,8 @@ class Command(msgspec.Struct, frozen=True):
     """One kernel call; `results` are indices into `Program.values` of what it defines, `origin` its eager module.
 
     Its last argument in the arena is a workspace where it has `workspace_bytes`, before that come the results.
+    With `joined` it may run beside the commands that follow, up to that number: those write nothing that it reads, and
+    do not touch what it writes. It uses neither states nor counters.
     """
 
     kernel: str
@@ -99,6 +101,7 @@ class Command(msgspec.Struct, frozen=True):
     results: list[int]
     origin: str
     workspace_bytes: int = 0
+    joined: int | None = None
 
 
 class Program(msgspec.Struct, frozen=True):
