@@ -41,7 +41,25 @@ PUBLIC Result cuDevicePrimaryCtxRetain(void** context, int device) {
     return device ? INVALID : SUCCESS;
 }
 PUBLIC Result cuCtxSetCurrent(void* context) { return context ? SUCCESS : INVALID; }
-PUBLIC Result cuStreamCreate(void** stream, unsigned flags) { (void)flags; *stream = (void*)0x20; return SUCCESS; }
+PUBLIC Result cuStreamCreate(void** stream, unsigned flags) {
+    static uintptr_t last = 0x20;
+    (void)flags;
+    *stream = (void*)last++;
+    return SUCCESS;
+}
+PUBLIC Result cuEventCreate(void** event, unsigned flags) {
+    static uintptr_t last = 0x60;
+    *event = (void*)last++;
+    return flags == 2 ? SUCCESS : INVALID;  // events here are not timed
+}
+PUBLIC Result cuEventRecord(void* event, void* stream) {
+    fprintf(notes(), "mark %p on %p\n", event, stream);
+    return SUCCESS;
+}
+PUBLIC Result cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
+    fprintf(notes(), "wait %p on %p\n", event, stream);
+    return flags ? INVALID : SUCCESS;
+}
 PUBLIC Result cuStreamSynchronize(void* stream) { return stream ? SUCCESS : INVALID; }
 PUBLIC Result cuMemGetInfo_v2(size_t* available, size_t* total) { *available = *total = (size_t)1 << 30; return SUCCESS; }
 PUBLIC Result cuMemAlloc_v2(uint64_t* address, size_t size) {
@@ -101,8 +119,8 @@ PUBLIC Result cuKernelGetFunction(void** function, void* kernel) { *function = k
 // Notes what a kernel with two pointers, an i32 and the two scratch pointers would read.
 PUBLIC Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                              unsigned shared, void* stream, void** parameters, void** extra) {
-    (void)stream, (void)extra;
-    fprintf(notes(), "launch %s %u %u %u %u %u %u %u", (const char*)function, x, y, z, bx, by, bz, shared);
+    (void)extra;
+    fprintf(notes(), "launch %s on %p %u %u %u %u %u %u %u", (const char*)function, stream, x, y, z, bx, by, bz, shared);
     fprintf(notes(), " %llu %llu %d %llu %llu\n", *(unsigned long long*)parameters[0], *(unsigned long long*)parameters[1],
             *(int*)parameters[2], *(unsigned long long*)parameters[3], *(unsigned long long*)parameters[4]);
     return SUCCESS;
@@ -134,6 +152,7 @@ static const struct { const char* name; void* function; } ENTRIES[] = {
     ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetName),
     ENTRY(cuDeviceGetAttribute),
     ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuCtxSetCurrent), ENTRY(cuStreamCreate), ENTRY(cuStreamSynchronize),
+    ENTRY(cuEventCreate), ENTRY(cuEventRecord), ENTRY(cuStreamWaitEvent),
     {"cuMemGetInfo", (void*)cuMemGetInfo_v2}, {"cuMemAlloc", (void*)cuMemAlloc_v2},
     {"cuMemHostRegister", (void*)cuMemHostRegister_v2}, {"cuMemHostGetDevicePointer", (void*)cuMemHostGetDevicePointer_v2},
     ENTRY(cuMemsetD8Async), {"cuMemcpyHtoDAsync", (void*)cuMemcpyHtoDAsync_v2},

@@ -85,12 +85,38 @@ driver.replay(recording)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "notes").read_text().splitlines() == [
         "attribute some_kernel 8 100000",  # more dynamic shared memory than a kernel may take unasked
-        "launch some_kernel 3 2 1 128 1 1 100000 4096 8192 17 0 0",
+        "launch some_kernel on 0x20 3 2 1 128 1 1 100000 4096 8192 17 0 0",
         "begin 1",
-        "launch some_kernel 1 1 4 256 1 1 0 4096 8192 17 0 0",
+        "launch some_kernel on 0x20 1 1 4 256 1 1 0 4096 8192 17 0 0",
         "end",
         "replay 0x50",
         "replay 0x50",
+    ]
+
+
+def test_launches_aside_are_put_in_order_by_events(library: Path, tmp_path: Path) -> None:
+    script = """
+kernel = driver.kernel(b"\\x7fELF", "some_kernel", 0)
+kept, addresses = parameters(0x1000, 0x2000, 17, 0, 0)
+begun, done = driver.event(), driver.event()
+driver.begin_recording()
+driver.mark(begun, aside=False)
+driver.wait(begun, aside=True)
+driver.launch(kernel, (1, 1, 1), 64, 0, addresses.ctypes.data, aside=True)
+driver.mark(done, aside=True)
+driver.wait(done, aside=False)
+driver.end_recording()
+"""
+    done = run(script, library, tmp_path / "notes")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "notes").read_text().splitlines() == [
+        "begin 1",
+        "mark 0x60 on 0x20",
+        "wait 0x60 on 0x21",
+        "launch some_kernel on 0x21 1 1 1 64 1 1 0 4096 8192 17 0 0",
+        "mark 0x61 on 0x21",
+        "wait 0x61 on 0x20",
+        "end",
     ]
 
 
