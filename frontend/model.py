@@ -139,9 +139,13 @@ class Model(nn.Module):
         record("logits", logits)
         return logits, taps
 
-    def see(self, patches: Patches) -> Tensor:
+    def see(self, patches: Patches, record: Record = ignore) -> Tensor:
         """What the vision tower makes of images: [R, D], in the dtype of activations."""
-        return self.aligner(self.vision(patches), patches.sources)  # type: ignore[no-any-return]
+        seen = self.vision(patches)
+        record("vit_out", seen)
+        features: Tensor = self.aligner(seen, patches.sources)
+        record("features", features)
+        return features
 
     def embed_tokens(self, step: Step) -> tuple[Tensor, Tensor]:
         """Stream and mix entering layer 0."""

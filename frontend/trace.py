@@ -110,7 +110,9 @@ def _vision_phase(model: Model) -> _Phase:
     inputs["sources"] = i32("R", c.vision_downsample_ratio**2)
 
     def run_vision(inputs: dict[str, Tensor], states: dict[str, Tensor]) -> dict[str, Any]:
-        return {"outputs": {"features": model.see(Patches(*inputs.values()))}, "record": {}}
+        record: dict[str, Tensor] = {}
+        features = model.see(Patches(*inputs.values()), record.__setitem__)
+        return {"outputs": {"features": features}, "record": record}
 
     return _Phase("vision", inputs, (), run_vision)
 

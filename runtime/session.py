@@ -13,6 +13,7 @@ from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine
 from v41c.runtime.device import Observe
 from v41c.runtime.devices import open_device
+from v41c.runtime.images import Picture
 from v41c.runtime.profile import Profile, known_profile
 from v41c.runtime.schedules import Schedule
 from v41c.runtime.states import Array
@@ -219,6 +220,14 @@ class Session:
     ) -> Floats:
         """As `prefill`; logits f32 [N, V] of every token that the decoder ran over."""
         return self._append(self.feed(tokens, slot=slot, mode=mode, replay=replay, chunk=chunk, all_logits=True))
+
+    def see(self, picture: Picture) -> None:
+        """Run the vision tower over a picture alone, now; a prompt that holds it finds its rows there.
+
+        UsageError when the model takes no images.
+        """
+        image_rules(self.engine)
+        self._steps.see([picture])
 
     def decode(self, token: int, *, slot: int = 0) -> Floats:
         """Append one token; its logits f32 [V]."""

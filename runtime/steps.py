@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from v41c.runtime.artifact import Engine
 from v41c.runtime.device import Device, Observe, step_size
+from v41c.runtime.images import Picture
 from v41c.runtime.states import Array
 from v41c.runtime.vision import Placed, Sight
 
@@ -213,6 +214,11 @@ class Steps:
         """Where the draft head's context begins that reaches up to a run; the run's own start when there is none."""
         context = self.contexts[run.slot]
         return context.start if context.start <= run.start <= context.stop else run.start
+
+    def see(self, pictures: Sequence[Picture]) -> None:
+        """Run the vision tower over pictures, as when they are first met."""
+        if self._sight is not None:
+            self._sight.look(pictures)
 
     def _images(self, runs: Sequence[Run]) -> dict[str, Array]:
         """What stands in the place of tokens of images' spans; the vision tower sees an image when it is first met."""

@@ -194,6 +194,29 @@ def packed(pictures: Sequence[Picture], patches: int, rows: int) -> Iterator[lis
         yield group
 
 
+def place_rows(
+    runs: Sequence[tuple[int, int, Sequence[Placed]]], rows_of: Mapping[Picture, Array], none: Array
+) -> dict[str, Array]:
+    """`image_rows` i32 [T] and `image_values` [I, D] of runs (begin, end, images of the sequence), by `PlaceImages`.
+
+    rows_of: what the tower gives of each picture [R, D]. none: [0, D], for runs that hold no image.
+    """
+    codes, values, count = [], [none], 0
+    for begin, end, images in runs:
+        line = np.full(end - begin, TEXT, np.int32)
+        for image in _within(images, begin, end):
+            first, last = max(begin, image.begin), min(end, image.end)
+            span = image.picture.grid.span()[first - image.begin : last - image.begin]
+            rows = span[span >= 0]
+            if len(rows):
+                values.append(rows_of[image.picture][rows[0] : rows[-1] + 1])
+                span = np.where(span >= 0, span - rows[0] + count, span)
+                count += len(rows)
+            line[first - begin : last - begin] = span
+        codes.append(line)
+    return {"image_rows": np.concatenate(codes), "image_values": np.concatenate(values)}
+
+
 class Sight:
     """The vision tower of an engine: what steps are given of images. Rows are kept for as long as their picture is."""
 
@@ -210,22 +233,9 @@ class Sight:
 
     def inputs(self, runs: Sequence[tuple[int, int, Sequence[Placed]]]) -> dict[str, Array]:
         """`image_rows` i32 [T] and `image_values` [I, D] of runs: begin, end, and images of the sequence of each."""
-        seen = [(begin, end, _within(images, begin, end)) for begin, end, images in runs]
-        self._look([image.picture for _, _, images in seen for image in images])
-        codes = [np.full(end - begin, TEXT, np.int32) for begin, end, _ in seen]
-        values: list[Array] = [np.empty((0, self._width), np.uint16 if self._bf16("image_values") else np.float32)]
-        count = 0
-        for (begin, end, images), line in zip(seen, codes, strict=True):
-            for image in images:
-                first, last = max(begin, image.begin), min(end, image.end)
-                span = image.picture.grid.span()[first - image.begin : last - image.begin]
-                rows = span[span >= 0]
-                if len(rows):
-                    values.append(self._rows[image.picture][rows[0] : rows[-1] + 1])
-                    span = np.where(span >= 0, span - rows[0] + count, span)
-                    count += len(rows)
-                line[first - begin : last - begin] = span
-        return {"image_rows": np.concatenate(codes), "image_values": np.concatenate(values)}
+        self.look([image.picture for begin, end, images in runs for image in _within(images, begin, end)])
+        none = np.empty((0, self._width), np.uint16 if self._bf16("image_values") else np.float32)
+        return place_rows(runs, self._rows, none)
 
     def features(self, pictures: Sequence[Picture]) -> Array:
         """Rows [R, D] of the tower, which is run over all of the pictures in one step."""
@@ -234,7 +244,7 @@ class Sight:
             inputs["patches"] = as_bf16(inputs["patches"])
         return self._execute("vision", inputs, ["features"])["features"]
 
-    def _look(self, pictures: Sequence[Picture]) -> None:
+    def look(self, pictures: Sequence[Picture]) -> None:
         """Run the tower over pictures that it has not seen."""
         unseen = list(dict.fromkeys(picture for picture in pictures if picture not in self._rows))
         for group in packed(unseen, self._program.max_tokens, self._program.max_rows):

@@ -7,13 +7,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.golden_case import write_case
 from v41c.compare import compare
 from v41c.criteria import golden_inputs, judge, trace
 from v41c.errors import CheckpointError, UsageError
@@ -26,14 +26,17 @@ from v41c.subject import Array, EagerSubject, Look, unseen
 from v41c.verdict import relative_l2
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
-CASES = ("case_00", "case_02", "case_04")
+CASES = sorted(folder.name for folder in GOLDEN.glob("case_*"))
+#: engines of the first three cases, which differ in everything that matters; any other case in both arithmetics
+ENGINES = [("case_00", "exact"), ("case_00", "release"), ("case_02", "exact"), ("case_04", "exact")]
+ENGINES += [(case, arithmetic) for case in CASES[3:] for arithmetic in ("exact", "release")]
 
 
 def eager(case: str, arithmetic: str) -> EagerSubject:
     return EagerSubject(load(str(GOLDEN / case), arithmetic))
 
 
-@pytest.mark.parametrize("case", ["case_02", "case_04"])
+@pytest.mark.parametrize("case", CASES[1:])
 def test_the_eager_model_meets_the_criteria(case: str) -> None:
     report = compare(GOLDEN / case, golden=GOLDEN / case)
     assert report.passed
@@ -47,9 +50,7 @@ def test_the_eager_model_meets_the_criteria(case: str) -> None:
     assert report.summary().endswith(f"{len(report.verdicts)} of {len(report.verdicts)} checks passed")
 
 
-@pytest.mark.parametrize(
-    ("case", "arithmetic"), [("case_00", "exact"), ("case_00", "release"), ("case_02", "exact"), ("case_04", "exact")]
-)
+@pytest.mark.parametrize(("case", "arithmetic"), ENGINES)
 def test_engines_meet_the_criteria(case: str, arithmetic: str, engine_of: Callable[[Path, str], Path]) -> None:
     """The engine, and beside it the eager model; in exact arithmetic the interpreter on the engine's graphs as well."""
     report = compare(engine_of(GOLDEN / case, arithmetic), golden=GOLDEN / case)
@@ -64,6 +65,23 @@ def test_engines_meet_the_criteria(case: str, arithmetic: str, engine_of: Callab
     forced = [v.figure for v in floats if v.criterion == 2 and v.kind != "attn_out"]
     # measured 9e-4: one element that is rounded to another fp8 number
     assert all(figure <= 3e-3 for figure in forced)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "release"])
+def test_engines_meet_a_case_with_images(
+    arithmetic: str, engine_of: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    """Two images in a prompt, one of which is in several grids as far as the case says, and tokens after them."""
+    report = compare(engine_of(GOLDEN / "case_00", arithmetic), golden=write_case(tmp_path / "case"))
+    assert report.passed
+    assert [v for v in report.verdicts if v.passed is None or v.note] == []
+    engine = {v.kind: v for v in report.verdicts if v.subject.startswith("engine") and v.criterion < 3}
+    if arithmetic == "exact":
+        # another order of sums, and nothing else
+        assert max(v.figure for v in engine.values() if v.unit == "relative L2") <= 2e-6
+    # bf16: a few elements are rounded the other way
+    assert engine["vit_out"].figure <= 3e-3
+    assert engine["features"].figure <= 1e-3
 
 
 def test_the_trained_model_meets_its_golden_prompts(engine_of: Callable[[Path, str], Path]) -> None:
@@ -83,7 +101,7 @@ def test_a_trained_model_has_no_exact_golden_tensors() -> None:
     assert runs == []
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES[:3])
 def test_a_known_fault_is_another_model(case: str) -> None:
     """Decode logits of an implementation that scores against another layer's index keys while a group is open."""
     subject, tensors = eager(case, "release"), load_file(GOLDEN / case / "io.safetensors")
@@ -206,36 +224,13 @@ def test_batches_are_read_as_sequences() -> None:
     assert all(len(run.prefill["layers.0.out"]) == run.prompt for run in runs)
 
 
-def altered_case(folder: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> Path:
-    """A copy of a case folder with other golden tensors."""
-    shutil.copytree(GOLDEN / "case_00", folder)
-    tensors, meta = load_file(folder / "io.safetensors"), json.loads((folder / "meta.json").read_text())
-    change(tensors, meta)
-    save_file(tensors, folder / "io.safetensors")
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
-
-
-def test_runs_with_images_are_skipped_with_a_reason(tmp_path: Path) -> None:
-    def add_image(tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
-        tensors["r1.image0.patches"] = torch.zeros(9, 588)
-        tensors["r1.token_types"] = torch.zeros(1, 7, dtype=torch.int32)
-        meta["runs"]["r2"]["images"] = [[14, 28]]
-
-    folder = altered_case(tmp_path / "case", add_image)
-    report = compare(GOLDEN / "case_00", golden=folder)
-    skipped = [v for v in report.verdicts if v.passed is None]
-    assert {v.run for v in skipped} == {"r1", "r2"}
-    assert all(v.note == "it holds images: only runs of text are compared" for v in skipped)
-    assert report.passed
-    assert "skip" in report.summary()
-
-
 def test_one_wrong_golden_number_fails_the_comparison(tmp_path: Path) -> None:
-    def spoil(tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
-        tensors["r3.p.L5.pre_out"][0, 3, 1] += 0.5
-
-    report = compare(GOLDEN / "case_00", golden=altered_case(tmp_path / "case", spoil))
+    folder = tmp_path / "case"
+    shutil.copytree(GOLDEN / "case_00", folder)
+    tensors = load_file(folder / "io.safetensors")
+    tensors["r3.p.L5.pre_out"][0, 3, 1] += 0.5
+    save_file(tensors, folder / "io.safetensors")
+    report = compare(GOLDEN / "case_00", golden=folder)
     assert not report.passed
     assert [(v.run, v.kind, v.where) for v in report.verdicts if v.passed is False] == [
         ("r3", "pre_out", "prefill layers.5.pre_out")
@@ -274,9 +269,9 @@ def test_damaged_golden_files_are_refused(tmp_path: Path) -> None:
     (folder / "io.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match=r"io.safetensors: expected a complete safetensors file"):
         compare(folder, golden=folder)
-    (folder / "io.safetensors").write_bytes(content)
-    (folder / "meta.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"meta.json: expected JSON"):
+    (folder / "io.safetensors").unlink()
+    (folder / "golden.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"golden.json: expected JSON"):
         compare(folder, golden=folder)
 
 

@@ -14,7 +14,7 @@ from v41c.subject import Arithmetic
 from v41c.traces import kept_trace
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
-CASES = ("case_00", "case_02", "case_04")
+CASES = tuple(sorted(folder.name for folder in GOLDEN.glob("case_*")))
 FOLDERS = {**{case: GOLDEN / case for case in CASES}, "tiny-v41": TRAINED_CHECKPOINT}
 
 

@@ -2,9 +2,10 @@
 
 1. Exact arithmetic, end to end: every stream, logit and draft tensor within 1e-4 relative L2; every integer equal.
 2. Release arithmetic, teacher-forced: every layer, and in it each sublayer, is fed the golden tensors that enter it.
-   `attn_out`, and `ffn_in` which comes of it, within 2e-2, the rest within 5e-3; Engram rows equal; experts equal
-   where the golden margin is 1e-3 or more; a selection differs only in rows whose golden score lies within 1.5 % of
-   the cut-off.
+   `attn_out`, and `ffn_in` which comes of it, within 2e-2, the rest within 5e-3; the vision tower, fed the golden
+   patches, within 2e-2, and the rows that are placed, fed the tower's golden output, within 5e-3; Engram rows equal;
+   experts equal where the golden margin is 1e-3 or more; a selection differs only in rows whose golden score lies
+   within 1.5 % of the cut-off.
 3. Release arithmetic, end to end: the median of the logits' relative L2 within 0.15, because a random model amplifies a
    rounding a thousandfold. On a trained model the largest logit is the golden token's wherever the golden top two are
    more than 0.1 apart.
@@ -17,13 +18,14 @@ Of a phase without golden streams only the Engram rows are judged: they follow f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from v41c.golden import GoldenRun
+from v41c.golden_images import GoldenImage, with_images
 from v41c.margins import (
     differ,
     experts_beyond_margin,
@@ -32,7 +34,9 @@ from v41c.margins import (
     pools_differ,
     selections_beyond_cut,
 )
-from v41c.subject import FORCED, INTEGERS, STREAMS, Array, Notes, Subject
+from v41c.runtime.images import Grid, Picture
+from v41c.runtime.vision import images_of
+from v41c.subject import FORCED, INTEGERS, STREAMS, TOWER, Array, Notes, Subject
 from v41c.verdict import Tally, Verdict, relative_l2, skipped
 
 EXACT, ATTENTION, REST, MEDIAN, TOP_TWO_GAP = 1e-4, 2e-2, 5e-3, 0.15, 0.1
@@ -48,6 +52,7 @@ class Traced:
     prefill: Mapping[str, Array]
     decode: Mapping[str, Array]
     drafts: Mapping[str, Array]
+    towers: Sequence[Mapping[str, Array]] = ()
 
 
 def judge(subject: Subject, run: GoldenRun, reference: Subject | None = None) -> list[Verdict]:
@@ -58,6 +63,7 @@ def judge(subject: Subject, run: GoldenRun, reference: Subject | None = None) ->
     """
     if run.skipped:
         return [skipped(subject.name, run.name, run.skipped)]
+    run = _settled(subject, run)
     if subject.arithmetic == "exact":
         return judge_exact(subject, run)
     free = trace(subject, run)
@@ -66,8 +72,9 @@ def judge(subject: Subject, run: GoldenRun, reference: Subject | None = None) ->
 
 def judge_exact(subject: Subject, run: GoldenRun) -> list[Verdict]:
     """Criterion 1."""
-    tally = Tally(subject.name, run.name, 1)
-    for place, found, golden in _phases(trace(subject, run), run):
+    tally, traced = Tally(subject.name, run.name, 1), trace(subject, run)
+    _judge_towers(tally, traced, run, dict.fromkeys(TOWER, EXACT))
+    for place, found, golden in _phases(traced, run):
         for name, wanted in golden.items():
             kind, layer = _kind(name), _layer(name)
             if kind == "pool":
@@ -96,7 +103,9 @@ def judge_layers(subject: Subject, run: GoldenRun, free: Traced, reference: Subj
     forced = golden_inputs(subject, run)
     if reference is not None and subject.companions:
         forced = _with_companions(forced, trace(reference, run, forced), subject.companions)
-    for place, found, golden in _phases(trace(subject, run, forced), run):
+    traced = trace(subject, run, forced)
+    _judge_towers(tally, traced, run, {"vit_out": ATTENTION, "features": REST})
+    for place, found, golden in _phases(traced, run):
         agreeing = {
             name.removesuffix("experts"): ~differ(found[name], wanted)
             for name, wanted in golden.items()
@@ -117,6 +126,13 @@ def judge_layers(subject: Subject, run: GoldenRun, free: Traced, reference: Subj
             for name in ("logits", "confidence"):
                 tally.floats(f"draft {name}", place + name, found.get(name), golden[name], REST, same)
     return tally.verdicts()
+
+
+def _judge_towers(tally: Tally, traced: Traced, run: GoldenRun, limits: Mapping[str, float]) -> None:
+    """What the vision tower makes of each image."""
+    for number, (found, image) in enumerate(zip(traced.towers, run.images, strict=True)):
+        for name, wanted in image.tower.items():
+            tally.floats(name, f"image {number} {name}", found.get(name), wanted, limits[name])
 
 
 def _judge_integers(
@@ -172,6 +188,10 @@ def trace(subject: Subject, run: GoldenRun, forced: GoldenRun | None = None) -> 
     """
     put = forced or GoldenRun("")
     subject.start(len(run.tokens) + 1)
+    towers = [
+        _seen(subject, placed.picture, image.tower if forced else None)
+        for placed, image in zip(images_of(run.tokens), run.images, strict=True)
+    ]
     notes = Notes(put.prefill)
     logits = subject.feed(run.tokens[: run.prompt], notes)
     decode, drafts = _Steps(), _Steps()
@@ -184,7 +204,31 @@ def trace(subject: Subject, run: GoldenRun, forced: GoldenRun | None = None) -> 
             block = subject.draft(int(run.drafts["inputs"][step]), draft_notes)
             outputs = {"logits": block.logits, "drafts": block.drafts, "confidence": block.confidence}
             drafts.add(draft_notes.values | outputs)
-    return Traced(notes.values | {"logits": logits}, decode.stacked(), drafts.stacked())
+    return Traced(notes.values | {"logits": logits}, decode.stacked(), drafts.stacked(), towers)
+
+
+def _seen(subject: Subject, picture: Picture, forced: Mapping[str, Array] | None) -> Mapping[str, Array]:
+    """What the vision tower makes of a picture, by landmark."""
+    notes = Notes(forced)
+    subject.see(picture, notes)
+    return notes.values
+
+
+def _settled(subject: Subject, run: GoldenRun) -> GoldenRun:
+    """The run with every image in that grid, of all that its patches fit, in which the tower is nearest its tensors."""
+    if all(len(image.grids) == 1 or not image.tower for image in run.images):
+        return run
+
+    def distance(image: GoldenImage, grid: Grid) -> float:
+        found = _seen(subject, replace(image, grids=(grid,)).placed().picture, None)
+        return sum(relative_l2(found[name], wanted) for name, wanted in image.tower.items() if name in found)
+
+    subject.start(len(run.tokens))
+    images = tuple(
+        replace(image, grids=(min(image.grids, key=partial(distance, image)),)) if len(image.grids) > 1 else image
+        for image in run.images
+    )
+    return replace(run, tokens=with_images(np.asarray(run.tokens), images), images=images)
 
 
 class _Steps:
@@ -232,7 +276,7 @@ def _with_streams(run: GoldenRun) -> GoldenRun:
     if not (prefill or decode or drafts):
         return GoldenRun(run.name)
     count = len(run.tokens) if decode or drafts else run.prompt
-    return GoldenRun(run.name, run.tokens[:count], run.prompt, prefill, decode, drafts)
+    return replace(run, tokens=run.tokens[:count], prefill=prefill, decode=decode, drafts=drafts)
 
 
 def _same_inputs(found: Mapping[str, Array], ids: Array) -> Array:
@@ -252,9 +296,7 @@ def golden_inputs(subject: Subject, run: GoldenRun) -> GoldenRun:
             if _kind(name) in FORCED
         }
 
-    return GoldenRun(
-        run.name, run.tokens, run.prompt, entering(run.prefill), entering(run.decode), entering(run.drafts)
-    )
+    return replace(run, prefill=entering(run.prefill), decode=entering(run.decode), drafts=entering(run.drafts))
 
 
 def _with_companions(forced: GoldenRun, traced: Traced, names: frozenset[str]) -> GoldenRun:

@@ -1,7 +1,7 @@
 """Golden tensors: what an independent implementation computed, read into one shape whichever folder it comes from.
 
-Two kinds of folder are read. A case folder holds a random checkpoint, `io.safetensors` (release arithmetic),
-`io_exact.safetensors` and `meta.json`: tensors `{run}.{phase}{what}` of several runs, phase `p.` the prefill of n
+Two kinds of folder are read. A case folder holds a random checkpoint, `io.safetensors` (release arithmetic) and
+`io_exact.safetensors`: tensors `{run}.{phase}{what}` of several runs, phase `p.` the prefill of n
 tokens, `d.` the decode of D more, `spec.` the draft block after each of those. The golden folder of a trained
 checkpoint holds `golden.json` and a file per prompt. Here every tensor is named by the landmark it belongs to.
 """
@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from v41c.errors import CheckpointError, UsageError
-from v41c.subject import STREAMS, Arithmetic, Array
+from v41c.golden_images import GoldenImage, read_images, with_images
+from v41c.subject import STREAMS, Arithmetic, Array, Tokens
 
 if TYPE_CHECKING:
     from v41c.frontend.config import ModelConfig
 
 FILES: dict[Arithmetic, str] = {"release": "io.safetensors", "exact": "io_exact.safetensors"}
-META_FILE, TRAINED_FILE = "meta.json", "golden.json"
+TRAINED_FILE = "golden.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +36,18 @@ class GoldenRun:
     those. Besides landmarks there are `logits` in each, `layers.N.scores` (index scores), `layers.N.biased` (router
     scores with bias), and of drafts `inputs` [D], `ids` [D, B + 1] and `confidence` [D, B]. `layers.N.pool` is a mask
     over compressed rows; prefill logits may be those of the last rows only. `greedy` [D + 1] holds the tokens chosen
-    after the prompt and after each decode step, where the model is trained. A run with a reason in `skipped` is empty.
+    after the prompt and after each decode step, where the model is trained. `images`: those whose spans stand in the
+    prompt, which `tokens` holds in the first of their grids. A run with a reason in `skipped` is empty.
     """
 
     name: str
-    tokens: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    tokens: Tokens = field(default_factory=lambda: np.empty(0, np.int64))
     prompt: int = 0
     prefill: Mapping[str, Array] = field(default_factory=dict)
     decode: Mapping[str, Array] = field(default_factory=dict)
     drafts: Mapping[str, Array] = field(default_factory=dict)
     greedy: Array | None = None
+    images: tuple[GoldenImage, ...] = ()
     skipped: str = ""
 
     @property
@@ -97,21 +100,27 @@ def _read_case(folder: Path, config: ModelConfig, arithmetic: Arithmetic) -> lis
     tensors = read_tensors(folder / FILES[arithmetic])
     # ids are held once, beside the release tensors
     given = tensors if arithmetic == "release" else read_tensors(folder / FILES["release"])
-    described = _read_json(folder / META_FILE).get("runs", {}) if (folder / META_FILE).is_file() else {}
     runs: list[GoldenRun] = []
     for name in sorted({key.partition(".")[0] for key in tensors}):
         ids = given.get(f"{name}.ids")
         logits = tensors.get(f"{name}.d.logits")
-        if described.get(name, {}).get("images") or any(key.startswith(f"{name}.image") for key in given):
-            runs.append(GoldenRun(name, skipped="it holds images: only runs of text are compared"))
-        elif ids is None or logits is None:
+        if ids is None or logits is None:
             runs.append(GoldenRun(name, skipped="it has no ids or no decode logits"))
         else:
-            steps = len(logits)
+            steps, prompt = len(logits), ids.shape[1] - len(logits) - 1
+            images: list[tuple[GoldenImage, ...]] = [()] * len(ids)
+            shown = any(re.match(rf"{name}\.(image\d|token_types)", key) for key in given)
+            if not shown and config.has_vision and (ids[:, :prompt] == config.image_token_id).any():
+                runs.append(GoldenRun(name, skipped="its prompt holds images, and what they show was not recorded"))
+                continue
+            if shown:
+                # what an image is may be held once as well, what the tower makes of it is each file's own
+                patches = {key: tensor for key, tensor in given.items() if ".p." not in key}
+                images = read_images(name, patches | tensors, ids[:, :prompt], config)
             for row in range(len(ids)):
                 label = name if len(ids) == 1 else f"{name}[{row}]"
-                reader = _CaseReader(config, tensors, name, row, len(ids), ids.shape[1] - steps - 1, steps)
-                runs.append(reader.run(label, ids[row, :-1]))
+                reader = _CaseReader(config, tensors, name, row, len(ids), prompt, steps)
+                runs.append(reader.run(label, ids[row, :-1], images[row]))
     return runs
 
 
@@ -127,7 +136,7 @@ class _CaseReader:
     prompt: int
     steps: int
 
-    def run(self, label: str, tokens: Array) -> GoldenRun:
+    def run(self, label: str, tokens: Array, images: tuple[GoldenImage, ...]) -> GoldenRun:
         phases: dict[str, dict[str, Array]] = {"p": {}, "d": {}, "spec": {}}
         for key, tensor in self.tensors.items():
             found = re.fullmatch(rf"{self.name}\.(p|d|spec)\.(.+)", key)
@@ -135,7 +144,8 @@ class _CaseReader:
                 phases[found[1]] |= self._landmarks(found[1], found[2], tensor)
         # all positions' logits may be left out; the last one's are always there
         phases["p"].setdefault("logits", self.tensors[f"{self.name}.p.logits"][self.row : self.row + 1])
-        return GoldenRun(label, tokens, self.prompt, phases["p"], phases["d"], phases["spec"])
+        sequence = with_images(tokens, images) if images else tokens
+        return GoldenRun(label, sequence, self.prompt, phases["p"], phases["d"], phases["spec"], images=images)
 
     def _landmarks(self, phase: str, what: str, tensor: Array) -> dict[str, Array]:
         """The tensors of this sequence that one tensor of a phase holds, by landmark."""

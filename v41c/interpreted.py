@@ -20,8 +20,9 @@ from v41c.manifest import capacities
 from v41c.origin import source_of
 from v41c.passes import remove_quantization
 from v41c.runtime.artifact import Engine
-from v41c.runtime.vision import TEXT
-from v41c.subject import Arithmetic, Array, Drafted, Look
+from v41c.runtime.images import Picture
+from v41c.runtime.vision import images_of
+from v41c.subject import Arithmetic, Array, Drafted, Look, Tokens, placed_tensors, tower_tensors, unseen
 
 
 class InterpretedSubject:
@@ -41,6 +42,7 @@ class InterpretedSubject:
         self._module = module
         self._weight = cached(tensor_reader(source.checkpoint, source.compressed_ids))
         self._length = 0
+        self._rows: dict[Picture, Array] = {}
 
     @classmethod
     def of_engine(cls, engine: Engine, checkpoint: Path) -> InterpretedSubject:
@@ -61,10 +63,16 @@ class InterpretedSubject:
         dims = {"S": 1, **capacities([f"C{ratio}" for ratio in ratios], context)}
         self.states = {state.name: unwritten(state, dims) for graph in self._module for state in graph.states}
         self._length = 0
+        self._rows = {}
 
-    def feed(self, tokens: Array, look: Look) -> Array:
+    def see(self, picture: Picture, look: Look) -> None:
+        """Keep the picture's rows, as f32."""
+        inputs = tower_tensors(picture, self.arithmetic)
+        self._rows[picture] = self.run(self._module["vision"], inputs, look)["features"].float().numpy()
+
+    def feed(self, tokens: Tokens, look: Look) -> Array:
         """Logits f32 [T, V]."""
-        inputs = self.inputs(torch.from_numpy(np.asarray(tokens, np.int32)))
+        inputs = self.inputs(tokens)
         inputs["rows"] = torch.arange(len(tokens), dtype=torch.int32)
         for name in ("model", "encoder", "decoder", "draft_context"):
             if name in self._module:
@@ -82,15 +90,21 @@ class InterpretedSubject:
         c = self.config
         block = torch.full((c.dspark_block_size,), c.dspark_noise_token_id, dtype=torch.int32)
         block[0] = token
-        outputs = self.run(self._module["draft"], self.inputs(block), look)
+        outputs = self.run(self._module["draft"], self.inputs(block.numpy()), look)
         return Drafted(outputs["logits"].numpy(), outputs["drafts"].numpy(), outputs["confidence"][:, 0].numpy())
 
-    def inputs(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Inputs of a step of tokens i32 [T] that follow the sequence."""
+    def inputs(self, tokens: Tokens) -> dict[str, Tensor]:
+        """Inputs of a step of tokens [T] that follow the sequence."""
         positions = torch.arange(self._length, self._length + len(tokens), dtype=torch.int32)
         zeros = torch.zeros_like(positions)
-        batch = {"tokens": tokens, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros}
-        return batch | no_images(self.config, len(tokens), self.arithmetic)
+        ids = torch.from_numpy(np.asarray(tokens, np.int32))
+        batch = {"tokens": ids, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros}
+        if not self.config.has_vision:
+            return batch
+        for image in images_of(tokens):
+            if image.picture not in self._rows:
+                self.see(image.picture, unseen)
+        return batch | placed_tensors(tokens, self._rows, self.config.dim, self.arithmetic)
 
     def run(self, graph: Graph, inputs: Mapping[str, Tensor], look: Look) -> dict[str, Tensor]:
         """Outputs of a graph; states go on."""
@@ -128,12 +142,3 @@ def unwritten(state: Value, dims: Mapping[str, int]) -> Tensor:
         return tensor.fill_(torch.nan)
     # 0xFF is NaN as e4m3 and as an e8m0 scale; an id of −1 would be an image token, so it is a large one
     return tensor.fill_(255) if tensor.dtype == torch.uint8 else tensor.fill_(10**6)
-
-
-def no_images(config: ModelConfig, tokens: int, arithmetic: Arithmetic) -> dict[str, Tensor]:
-    """Inputs for images of a step of so many tokens that holds none; nothing for a model that takes none."""
-    if not config.has_vision:
-        return {}
-    dtype = torch.bfloat16 if arithmetic == "release" else torch.float32
-    rows = torch.full((tokens,), TEXT, dtype=torch.int32)
-    return {"image_rows": rows, "image_values": torch.empty(0, config.dim, dtype=dtype)}

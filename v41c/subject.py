@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from v41c.errors import ContextError
 from v41c.runtime.states import as_bf16, as_float
+from v41c.runtime.vision import ImagePrompt, images_of, place_rows, tower_inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,19 +28,24 @@ if TYPE_CHECKING:
     from v41c.manifest import Program
     from v41c.runtime.artifact import Engine
     from v41c.runtime.device import Observation
+    from v41c.runtime.images import Picture
     from v41c.runtime.session import Session
 
 Array = npt.NDArray[Any]
+#: token ids [T], which may hold images
+Tokens = Array | ImagePrompt
 Arithmetic = Literal["release", "exact"]
 #: what follows a layer's name in the landmarks that are compared
 STREAMS = ("in", "attn_in", "attn_out", "ffn_in", "ffn_out", "out", "pre_out")
 INTEGERS = ("engram_rows", "selection", "pool", "experts")
+#: of an image: what leaves the vision tower's last norm [P, vision D], and the rows that are placed [R, D]
+TOWER = ("vit_out", "features")
 #: what enters a layer or one of its sublayers: forced, it keeps every difference where it arises
 FORCED = ("in", "attn_in", "ffn_in", "out", "pre_out", "selection", "pool", "main_hidden")
 #: stored weights, up to two to a byte, that the eager model holds as f32: below 4 GB
 _EXPANDED_WEIGHTS = 5 * 10**8
 #: names of the values that are compared layer by layer
-LANDMARK = re.compile(rf"(layers|mtp)\.\d+\.({'|'.join(STREAMS + INTEGERS)})|main_hidden")
+LANDMARK = re.compile(rf"(layers|mtp)\.\d+\.({'|'.join(STREAMS + INTEGERS)})|main_hidden|{'|'.join(TOWER)}")
 #: shown a landmark's name, the number of its first row within the call, and its rows (floats as f32); rows that it
 #: returns take their place
 Look = Callable[[str, int, Array], Array | None]
@@ -76,8 +82,11 @@ class Subject(Protocol):
     def start(self, context: int) -> None:
         """Begin an empty sequence of up to `context` tokens, with whatever the draft head keeps."""
 
-    def feed(self, tokens: Array, look: Look) -> Array:
-        """Append tokens [T], all of them through the whole model: logits f32 [T, V]."""
+    def see(self, picture: Picture, look: Look) -> None:
+        """Run the vision tower over a picture alone: tokens that hold it find its rows there, as the look left them."""
+
+    def feed(self, tokens: Tokens, look: Look) -> Array:
+        """Append tokens [T] and their images, all of them through the whole model: logits f32 [T, V]."""
 
     def decode(self, token: int, look: Look) -> Array:
         """Append one token, by what serves single tokens: logits f32 [V]."""
@@ -118,6 +127,7 @@ class EagerSubject:
         self._chunk = chunk
         self.states: dict[str, torch.Tensor] = {}
         self._length = 0
+        self._rows: dict[Picture, Array] = {}
 
     @classmethod
     def of_checkpoint(cls, path: Path, arithmetic: Arithmetic) -> EagerSubject:
@@ -152,8 +162,19 @@ class EagerSubject:
         """Begin an empty sequence."""
         self.states = self._model.new_states(1, context)
         self._length = 0
+        self._rows = {}
 
-    def feed(self, tokens: Array, look: Look) -> Array:
+    def see(self, picture: Picture, look: Look) -> None:
+        """Keep the picture's rows, as f32."""
+        import torch
+
+        from v41c.frontend.vision import Patches
+
+        patches = Patches(*tower_tensors(picture, self.arithmetic).values())
+        with torch.inference_mode():
+            self._rows[picture] = self._model.see(patches, _recorder(look, 0)).float().numpy()
+
+    def feed(self, tokens: Tokens, look: Look) -> Array:
         """Logits f32 [T, V]."""
         size = self._chunk or len(tokens)
         parts = [self._step(tokens[row : row + size], row, look) for row in range(0, len(tokens), size)]
@@ -177,7 +198,7 @@ class EagerSubject:
         logits, drafts, confidence = (result.numpy() for result in results)
         return Drafted(logits, drafts, confidence[:, 0])
 
-    def _step(self, tokens: Array, row: int, look: Look) -> Array:
+    def _step(self, tokens: Tokens, row: int, look: Look) -> Array:
         import torch
 
         positions, zeros = self._places(len(tokens))
@@ -185,11 +206,20 @@ class EagerSubject:
         ids = torch.from_numpy(np.asarray(tokens, np.int32))
         with torch.inference_mode():
             record = _recorder(look, row)
-            logits, hidden = self._model.step(ids, positions, zeros, zeros, rows, self.states, record)
+            logits, hidden = self._model.step(
+                ids, positions, zeros, zeros, rows, self.states, record, **self._images(tokens)
+            )
             if hidden is not None:
                 self._model.draft_context(hidden, positions, zeros, self.states)
         self._length += len(tokens)
         return logits.numpy()
+
+    def _images(self, tokens: Tokens) -> dict[str, torch.Tensor]:
+        """What stands in the place of tokens of images, nothing where there are none."""
+        for image in images_of(tokens):
+            if image.picture not in self._rows:
+                self.see(image.picture, unseen)
+        return placed_tensors(tokens, self._rows, self.config.dim, self.arithmetic) if images_of(tokens) else {}
 
     def _places(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions after the sequence's last, and a zero for each."""
@@ -197,6 +227,32 @@ class EagerSubject:
 
         positions = torch.arange(self._length, self._length + count, dtype=torch.int32)
         return positions, torch.zeros_like(positions)
+
+
+def tower_tensors(picture: Picture, arithmetic: Arithmetic) -> dict[str, torch.Tensor]:
+    """Inputs of the vision tower for a picture, by name."""
+    import torch
+
+    inputs = {name: torch.from_numpy(array) for name, array in tower_inputs([picture]).items()}
+    return inputs | {"patches": inputs["patches"].to(_activation(arithmetic))}
+
+
+def placed_tensors(
+    tokens: Tokens, rows_of: Mapping[Picture, Array], width: int, arithmetic: Arithmetic
+) -> dict[str, torch.Tensor]:
+    """`image_rows` and `image_values` of a step of tokens, given the rows f32 [R, D] of the images that they hold."""
+    import torch
+
+    run = (0, len(tokens), images_of(tokens))
+    placed = place_rows([run], rows_of, np.empty((0, width), np.float32))
+    codes, values = (torch.from_numpy(placed[name]) for name in ("image_rows", "image_values"))
+    return {"image_rows": codes, "image_values": values.to(_activation(arithmetic))}
+
+
+def _activation(arithmetic: Arithmetic) -> torch.dtype:
+    import torch
+
+    return torch.bfloat16 if arithmetic == "release" else torch.float32
 
 
 def _recorder(look: Look, row: int) -> Callable[[str, torch.Tensor], None]:
@@ -258,7 +314,11 @@ class EngineSubject:
             self._engine, max_context=context, drafting=self._drafting, observe=self._observe, poison=True
         )
 
-    def feed(self, tokens: Array, look: Look) -> Array:
+    def see(self, picture: Picture, look: Look) -> None:
+        """Keep the picture's rows in the session."""
+        self._open(look).see(picture)
+
+    def feed(self, tokens: Tokens, look: Look) -> Array:
         """Logits f32 [T, V], in steps that give logits of all their tokens."""
         session, parts = self._open(look), []
         for row in range(0, len(tokens), self._chunk):

@@ -15,12 +15,13 @@ from v41c.frontend.presets import TRAINED_CHECKPOINT
 from v41c.manifest import MANIFEST_FILE
 from v41c.runtime.artifact import load
 from v41c.runtime.cuda import RECORDED_TOKENS
+from v41c.runtime.cuda_driver import CudaDriver
 from v41c.runtime.session import Session
 from v41c.subject import Arithmetic, Array, EagerSubject, EngineSubject, Subject, unseen
 from v41c.targets.cuda import CudaTarget
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-CASES = ("case_00", "case_02", "case_04")
+CASES = sorted(folder.name for folder in GOLDEN.glob("case_*"))
 CONTEXT = 512
 PROMPT = (0, 5, 17, 300, 41, 99, 1200, 8, 640, 77, 3)
 EngineFor = Callable[[Path, Arithmetic], Path]
@@ -79,6 +80,19 @@ def test_replayed_steps_are_the_launched_ones(arithmetic: Arithmetic, cuda_engin
     launched = steps(Session(load(path), drafting=True, poison=True, observe=lambda seen: watched.append(seen.name)))
     assert watched
     for ours, theirs in zip(steps(Session(load(path), drafting=True, poison=True)), launched, strict=True):
+        assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_tables_in_host_memory_change_nothing(
+    watched: bool, cuda_engine: EngineFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: their rows are looked up aside, launched and recorded; or in order, where every value is watched."""
+    path = cuda_engine(TRAINED_CHECKPOINT, "release")
+    near = steps(Session(load(path), drafting=True, poison=True))
+    monkeypatch.setattr(CudaDriver, "free_bytes", property(lambda self: 0))
+    seen = (lambda observation: None) if watched else None
+    for ours, theirs in zip(near, steps(Session(load(path), drafting=True, poison=True, observe=seen)), strict=True):
         assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
