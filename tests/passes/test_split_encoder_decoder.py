@@ -123,7 +123,9 @@ def test_the_decoder_may_run_over_a_tail_alone() -> None:
         subject = InterpretedSubject(source, module, "exact")
         subject.start(count)
         encoded = subject.run(module["encoder"], subject.inputs(tokens[:count].numpy()), unseen)
-        tail = {name: rows[count - replay :] for name, rows in (subject.inputs(tokens[:count].numpy()) | encoded).items()}
+        tail = {
+            name: rows[count - replay :] for name, rows in (subject.inputs(tokens[:count].numpy()) | encoded).items()
+        }
         tail |= {"first": torch.full((replay,), count - replay, dtype=torch.int32)}
         tail |= {"rows": torch.tensor([replay - 1], dtype=torch.int32)}
         found = subject.run(module["decoder"], tail, unseen)["logits"][0]
