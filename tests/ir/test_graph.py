@@ -9,11 +9,12 @@ import torch
 
 from v41c.errors import VerifyError
 from v41c.ir.build import Builder
-from v41c.ir.graph import Graph, Module, Node, Origin, Value
+from v41c.ir.graph import Graph, Module, Node, Origin, Selected, Value
 from v41c.ir.interpret import interpret
 from v41c.ir.ops.add import Add
 from v41c.ir.ops.history_write import HistoryWrite
 from v41c.ir.ops.linear import Linear
+from v41c.ir.ops.reshape import Reshape
 from v41c.ir.ops.rms_norm import RmsNorm
 from v41c.ir.text import parse_module, print_graph
 from v41c.ir.types import DType, TensorType, f32, i32
@@ -143,6 +144,36 @@ def test_attributes_must_match_the_declaration() -> None:
     text = print_graph(add_graph()).replace("{eps=1e-06}", "{epsilon=1e-06}")
     with pytest.raises(VerifyError, match=r"rms_norm: attributes: expected \['eps'\], got \['epsilon'\]"):
         parse_module(text)
+
+
+def aside(graph: Graph, *numbers: int) -> Graph:
+    """The graph with kernels, some of which run aside."""
+    nodes = [
+        node if node.op.view else replace(node, kernel=Selected(f"kernel_{number}", aside=number in numbers))
+        for number, node in enumerate(graph.nodes)
+    ]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def test_what_runs_aside_is_waited_for_where_it_is_read() -> None:
+    """Views read nothing; an output is read behind the end."""
+    builder = Builder("g")
+    x = builder.input("x", f32("T", 8))
+    (read,), (kept,) = builder.apply(Add("f32"), x, x), builder.apply(Add("f32"), x, x)
+    (view,) = builder.apply(Reshape((2, 4)), read)
+    (back,) = builder.apply(Reshape((8,)), view)
+    (other,) = builder.apply(Add("f32"), x, x)
+    graph = aside(builder.finish(*builder.apply(Add("f32"), other, back), kept), 0, 1)
+    graph.verify()
+    assert [(graph.nodes.index(node), until) for node, until in graph.joins.items()] == [(0, 5), (1, 6)]
+    (parsed,) = parse_module(print_graph(graph))
+    assert print_graph(parsed) == print_graph(graph)
+    assert list(parsed.joins.values()) == [5, 6]
+
+
+def test_what_runs_aside_has_no_states() -> None:
+    with pytest.raises(VerifyError, match=r"node 1 \(history_write, model\): runs aside, but reads a state"):
+        aside(history_graph(), 1).verify()
 
 
 def test_unused_weights_are_dropped_and_names_made_unique() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from v41c.ir.build import Builder
-from v41c.ir.graph import Graph, Module
+from v41c.ir.graph import Graph, Module, Node, Value
 from v41c.ir.ops.add import Add
 from v41c.ir.ops.concat import Concat
 from v41c.ir.ops.reshape import Reshape
@@ -75,6 +76,48 @@ def test_no_overlap_while_both_are_needed(graph: Graph) -> None:
         for other, other_size, other_begin, other_end, other_group in lives[number + 1 :]:
             together = begin <= other_end and other_begin <= end and group != other_group
             assert not (together and offset < other + other_size and other < offset + size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.data())
+def test_what_runs_aside_shares_no_byte_with_what_runs_meanwhile(graph: Graph, data: st.DataObject) -> None:
+    """Pair by pair: every operation from one aside to the first that reads its result, through views or not."""
+    (selected,) = select_kernels.run(Module((graph,)), CONTEXT)
+    aside = data.draw(st.sets(st.integers(0, len(selected.nodes) - 1), min_size=1, max_size=4))
+    nodes = [
+        replace(node, kernel=replace(node.kernel, aside=number in aside)) if node.kernel else node
+        for number, node in enumerate(selected.nodes)
+    ]
+    (planned,) = plan_memory.run(Module((replace(selected, nodes=tuple(nodes)),)), CONTEXT)
+    for number, node in enumerate(planned.nodes):
+        if node.kernel is None or not node.kernel.aside:
+            continue
+        made = set(node.results)
+        for other in planned.nodes[number + 1 :]:
+            if other.op.view:
+                made |= set(other.results) if made & set(other.operands) else set()
+                continue
+            if made & set(other.operands):
+                break
+            read, written = ({(v.offset, size(v, planned)) for v in values} for values in (node.operands, node.results))
+            assert not overlap(written_by(other, planned), read | written | workspace(node))
+            assert not overlap({(v.offset, size(v, planned)) for v in other.operands}, written | workspace(node))
+
+
+def size(value: Value, graph: Graph) -> int:
+    return value.type.bind(graph.bounds).size_bytes
+
+
+def workspace(node: Node) -> set[tuple[int, int]]:
+    return {(node.kernel.workspace_offset, node.kernel.workspace_bytes)}
+
+
+def written_by(node: Node, graph: Graph) -> set[tuple[int, int]]:
+    return {(value.offset, size(value, graph)) for value in node.results} | workspace(node)
+
+
+def overlap(left: set[tuple[int, int]], right: set[tuple[int, int]]) -> bool:
+    return any(a < b + more and b < a + size for a, size in left for b, more in right)
 
 
 @settings(max_examples=30, deadline=None)

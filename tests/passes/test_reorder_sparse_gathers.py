@@ -8,22 +8,26 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from tests.codegen.sparse_harness import same
 from tests.played import interpreted, play
 from tests.traced import traced
+from v41c.arena import interpret_in_arena, overlaps
 from v41c.codegen.cpu import kernel_for
 from v41c.errors import UnsupportedError
 from v41c.ir.build import Builder
 from v41c.ir.graph import Graph, Module
+from v41c.ir.interpret import interpret
 from v41c.ir.op import Op
+from v41c.ir.ops.add import Add
 from v41c.ir.ops.attend import Attend
 from v41c.ir.ops.engram_hash import EngramHash
 from v41c.ir.ops.engram_lookup import EngramLookup
 from v41c.ir.ops.history_write import HistoryWrite
 from v41c.ir.ops.index_topk import IndexTopk
 from v41c.ir.types import DType, TensorType, f32, i32
-from v41c.passes import fuse_attention, merge_projections, reorder_sparse_gathers, select_kernels
+from v41c.passes import fuse_attention, merge_projections, plan_memory, reorder_sparse_gathers, select_kernels
 from v41c.passes.context import PassContext
 from v41c.targets import x86_64
 
@@ -161,6 +165,33 @@ def test_order_is_restored_unless_the_reader_says_it_does_not_matter(reader: Op)
     assert ("engram_lookup_ordered" in names(graph)) is not bool(reader.exchangeable)
     assert "sort_rows" in names(graph)
     assert reorder_sparse_gathers.run(Module((graph,)), context((4,), EAGER))["draft:4"].nodes == graph.nodes
+
+
+def test_a_target_that_runs_kernels_aside_reads_rows_at_once() -> None:
+    """Two Engrams behind a layer each: both are read before the first, each is waited for by what reads it."""
+    builder = Builder("draft")
+    at, x = builder.input("at", i32("T")), builder.input("x", TensorType(DType.BF16, ("T", 64)))
+    history, table = builder.state("history", i32("S", 2)), builder.weight("table", TensorType(DType.BF16, (999, 32)))
+    for _ in range(2):
+        (hashed,) = builder.apply(HASH, at, history, at, at, at)
+        (layer,) = builder.apply(Add("bf16"), x, x)
+        (values,) = builder.apply(EngramLookup("bf16"), hashed, table, None)
+        (x,) = builder.apply(Add("bf16"), layer, values)
+    (plain,) = reordered([builder.finish(x)], (3,))
+    (graph,) = reordered([builder.finish(x)], (3,), replace(x86_64.V4, runs_aside=True))
+    assert names(plain)[4:] == ["add", "engram_lookup_ordered", "add"] * 2
+    assert names(graph)[2:] == ["sort_rows", "engram_lookup_ordered"] * 2 + ["add"] * 4
+    assert [(graph.nodes.index(node), until) for node, until in graph.joins.items()] == [(3, 7), (5, 9)]
+    # run as late as they may, in an arena of NaN, they give what the others give
+    (planned,) = plan_memory.run(Module((graph,)), context((3,)))
+    random = torch.Generator().manual_seed(3)
+    weight = torch.randn(999, 32, generator=random).bfloat16()
+    given = {"at": torch.arange(3, dtype=torch.int32) * 0, "x": torch.randn(3, 64, generator=random).bfloat16()}
+    states = {"history": torch.zeros(1, 2, dtype=torch.int32)}
+    (found,) = interpret_in_arena(planned, given, lambda value: weight, states).outputs.values()
+    (wanted,) = interpret(plain, given, lambda value: weight, states).outputs.values()
+    assert same(found, wanted)
+    assert not list(overlaps(planned))
 
 
 @pytest.mark.parametrize(("rows", "asked"), [(1000, False), (x86_64.V4.kept_bytes // 64 + 1, True)])

@@ -106,6 +106,21 @@ def test_every_pointer_lies_in_its_buffer(engines: tuple[Engine, Engine], monkey
     assert next(asked, None) is None
 
 
+def test_logits_of_tables_in_host_memory(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of tables on the device, to the bit: rows are looked up aside, as late as events allow."""
+    engine = engines[1]
+    found = []
+    for room in (1 << 40, 0):
+        driver = HostDriver(engine, room_bytes=room)
+        session = open_session(engine, driver, monkeypatch)
+        found.append([session.prefill(np.arange(5, 9)), session.decode(7)])
+        lookups = [launched for launched in driver.launched if launched.aside]
+        assert len(lookups) == (4 if driver.pinned else 0)
+    for near, far in zip(*found, strict=True):
+        assert not np.isnan(near).any()
+        assert np.array_equal(near.view(np.uint32), far.view(np.uint32))
+
+
 def expected_launches(manifest: Manifest, ran: list[tuple[Program, int]]) -> Iterator[tuple[Command, LaunchEntry]]:
     """Every launch of the programs that ran, in order; none over the logit rows of a step without any."""
     for program, rows in ran:

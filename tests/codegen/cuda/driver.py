@@ -29,14 +29,44 @@ class Launched:
     threads: int
     shared_bytes: int
     values: tuple[int, ...]
+    aside: bool = False
+
+
+@dataclass(frozen=True)
+class Marked:
+    """An event that happens when all that was asked of a stream before is done."""
+
+    event: int
+    aside: bool
+
+
+@dataclass(frozen=True)
+class Waited:
+    """All that is asked of a stream later begins after an event."""
+
+    event: int
+    aside: bool
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A copy, from and to memory of the device; None is the host's."""
+
+    read: range | None
+    written: range | None
+
+
+Asked = Launched | Marked | Waited | Moved
 
 
 @dataclass
 class HostDriver:
-    """Runs launches of an engine, or of given `entries`, on memory of this process. `launched` has every one, in order.
+    """Runs launches of an engine, or of given `entries`, on memory of this process.
 
-    With `interpret` they are run in Triton's interpreter; without, only looked at. `entries`: by the cubins' content.
-    Of `room_bytes` of memory what was allocated is taken; `pinned` has what was registered instead.
+    What is launched aside runs as late as it may: when the main stream waits for an event behind it. `launched` has
+    every launch in the order in which they ran, `asked` everything in the order in which it was asked for. With
+    `interpret` launches run in Triton's interpreter; without, they are only looked at. `entries`: by the cubins'
+    content. Of `room_bytes` of memory what was allocated is taken; `pinned` has what was registered instead.
     """
 
     engine: Engine | None
@@ -44,7 +74,10 @@ class HostDriver:
     launched: list[Launched] = field(default_factory=list)
     blocks: dict[int, Array] = field(default_factory=dict)
     named: dict[str, range] = field(default_factory=dict)
-    recording: list[Launched] | None = None
+    recording: list[Asked] | None = None
+    asked: list[Asked] = field(default_factory=list)
+    late: list[Asked] = field(default_factory=list)
+    events: int = 0
     entries: dict[bytes, CubinEntry] = field(default_factory=dict)
     room_bytes: int = 1 << 40
     pinned: list[range] = field(default_factory=list)
@@ -73,10 +106,11 @@ class HostDriver:
         return block.ctypes.data
 
     def register(self, array: Array) -> int:
-        """The memory itself."""
-        self.blocks[array.ctypes.data] = array.view(np.uint8)
-        self.pinned.append(range(array.ctypes.data, array.ctypes.data + array.nbytes))
-        return array.ctypes.data
+        """Memory of the same content: torch wants none that cannot be written."""
+        block = np.array(array).reshape(-1).view(np.uint8)
+        self.blocks[block.ctypes.data] = block
+        self.pinned.append(range(block.ctypes.data, block.ctypes.data + block.nbytes))
+        return block.ctypes.data
 
     def fill(self, address: int, value: int, size: int) -> None:
         """Set every byte."""
@@ -86,16 +120,19 @@ class HostDriver:
     def upload(self, address: int, array: Array) -> None:
         """Copy an array into a block."""
         if array.nbytes:
+            self.asked.append(Moved(None, range(address, address + array.nbytes)))
             self.inside(address)[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def download(self, array: Array, address: int) -> None:
         """Copy from a block."""
         if array.nbytes:
+            self.asked.append(Moved(range(address, address + array.nbytes), None))
             array.reshape(-1).view(np.uint8)[:] = self.inside(address)[: array.nbytes]
 
     def copy(self, target: int, source: int, size: int) -> None:
         """Copy between blocks."""
         if size:
+            self.asked.append(Moved(range(source, source + size), range(target, target + size)))
             self.inside(target)[:size] = self.inside(source)[:size]
 
     def kernel(self, cubin: bytes, function: str, shared_bytes: int) -> Any:
@@ -107,7 +144,16 @@ class HostDriver:
             raise ValueError(f"{function}: expected a cubin of the engine or one of the entries")
         return entries[cubin]
 
-    def launch(self, kernel: Any, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int) -> None:
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        parameters: int,
+        *,
+        aside: bool = False,
+    ) -> None:
         """Read the parameters as the driver would, and launch or record."""
         count = len(kernel.parameters) + 2
         addresses = (ctypes.c_uint64 * count).from_address(parameters)
@@ -117,11 +163,20 @@ class HostDriver:
             readers.get(kind, ctypes.c_uint64).from_address(address).value
             for kind, address in zip(kinds, addresses, strict=True)
         )
-        launched = Launched(kernel, grid, threads, shared_bytes, values)
-        if self.recording is not None:
-            self.recording.append(launched)
-        else:
-            self._run(launched)
+        self._ask(Launched(kernel, grid, threads, shared_bytes, values, aside))
+
+    def event(self) -> int:
+        """A number."""
+        self.events += 1
+        return self.events
+
+    def mark(self, event: int, *, aside: bool) -> None:
+        """Asked for, or recorded."""
+        self._ask(Marked(event, aside))
+
+    def wait(self, event: int, *, aside: bool) -> None:
+        """Asked for, or recorded."""
+        self._ask(Waited(event, aside))
 
     def begin_recording(self) -> None:
         """Keep launches from now on."""
@@ -133,9 +188,9 @@ class HostDriver:
         return recorded
 
     def replay(self, recording: Any) -> None:
-        """Launch what was kept."""
-        for launched in recording:
-            self._run(launched)
+        """Do what was kept."""
+        for asked in recording:
+            self._do(asked)
 
     def synchronize(self) -> None:
         """Nothing is ever under way."""
@@ -146,6 +201,29 @@ class HostDriver:
             if begin <= address < begin + block.nbytes:
                 return block[address - begin :]
         raise ValueError(f"address {address:#x}: expected one inside a block")
+
+    def _ask(self, asked: Asked) -> None:
+        if self.recording is not None:
+            self.recording.append(asked)
+        else:
+            self._do(asked)
+
+    def _do(self, asked: Asked) -> None:
+        self.asked.append(asked)
+        match asked:
+            case Launched(aside=False):
+                self._run(asked)
+            case Launched() | Marked(aside=True):
+                self.late.append(asked)
+            case Waited(aside=False):
+                self._catch_up(Marked(asked.event, aside=True))
+
+    def _catch_up(self, mark: Marked) -> None:
+        """Run what was launched aside before a mark."""
+        while mark in self.late:
+            asked = self.late.pop(0)
+            if isinstance(asked, Launched):
+                self._run(asked)
 
     def _run(self, launched: Launched) -> None:
         self.launched.append(launched)
