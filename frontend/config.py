@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from v41c.errors import ConfigError
+from v41c.errors import ConfigError, UsageError
 from v41c.frontend.config_rules import check_config
 from v41c.frontend.config_spelling import Spelled, unify
 
@@ -209,9 +209,12 @@ def parse_config(raw: Mapping[str, Any], where: str = "config") -> ModelConfig:
 def read_config(path: str | Path) -> ModelConfig:
     """Read a checkpoint folder's configuration (config.json, else hf_config.json), or a JSON file given by name.
 
-    ConfigError in one line: no such file, no JSON object, a key missing, of another type, or contradicting others.
+    UsageError for a path where nothing is. ConfigError in one line: no such file in the folder, no JSON object, a key
+    missing, of another type, or contradicting others.
     """
     file = Path(path)
+    if not file.exists():
+        raise UsageError(f"{file}: expected a checkpoint folder or a configuration, found nothing")
     if file.is_dir():
         names = [file / "config.json", file / "hf_config.json"]
         found = [name for name in names if name.is_file()]

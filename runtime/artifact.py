@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from v41c.errors import ArtifactError
+from v41c.errors import ArtifactError, UsageError
 from v41c.manifest import (
     CHAT_TEMPLATE_FILE,
     FORMAT_VERSION,
@@ -113,7 +113,7 @@ def load(path: str | Path) -> Engine:
 def _read_manifest(folder: Path) -> bytes:
     path = folder / MANIFEST_FILE
     if not folder.is_dir():
-        raise ArtifactError(f"{folder}: expected an engine folder, found {'a file' if folder.exists() else 'nothing'}")
+        raise UsageError(f"{folder}: expected an engine folder, found {'a file' if folder.exists() else 'nothing'}")
     try:
         return path.read_bytes()
     except FileNotFoundError as error:

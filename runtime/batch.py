@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from v41c.errors import ContextError, UsageError, V41CError
 from v41c.runtime.draft_policy import Policy
-from v41c.runtime.drafter import Drafter
+from v41c.runtime.drafter import Drafter, check_drafts
 from v41c.runtime.drafting import accept
 from v41c.runtime.request import Piece, Request
 from v41c.runtime.reuse import Reuse
@@ -75,11 +75,15 @@ class Batch:
     def add(self, request: Request, *, slot: int | None = None) -> None:
         """Let a request join. With `slot` it continues the sequence there, at once; else it begins a new one.
 
-        ContextError or UsageError, before any work, as `Session.feed` raises, for a slot that is not free, and for
-        drafts that the session cannot make.
+        ContextError or UsageError, before any work, as `Session.feed` raises, for a slot that is not free, for more new
+        tokens than the whole context holds, and for drafts that the session cannot make.
         """
-        options = request.options
-        self._drafter.check(options.draft)
+        options, most = request.options, self._session.max_context
+        check_drafts(self._session, options.draft)
+        if options.max_new_tokens > most:
+            raise ContextError(
+                f"max-new-tokens: expected at most {most}, what the context holds, got {options.max_new_tokens}"
+            )
         if slot is None:
             self._session.check(request.prompt, mode=options.mode, replay=options.replay, chunk=options.chunk)
             self._waiting.append(request)

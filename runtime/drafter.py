@@ -26,6 +26,19 @@ class Proposal:
 NOTHING = Proposal([], np.empty(0))
 
 
+def check_drafts(session: Session, choice: int | str) -> None:
+    """UsageError for a number of drafts that the session cannot verify."""
+    if isinstance(choice, str):
+        return
+    most = session.engine.manifest.draft_block
+    if not session.engine.programs("draft"):
+        raise UsageError(f"draft: expected auto or off, got {choice}: this engine has no draft head")
+    if choice > most:
+        raise UsageError(f"draft: expected at most {most} tokens, what the draft head gives, got {choice}")
+    if not session.draft_block:
+        raise UsageError("draft: open the session with drafting=True")
+
+
 class Drafter:
     """Drafts for one session. Sequences that ask for the same share a policy, and its experience."""
 
@@ -41,18 +54,6 @@ class Drafter:
         self._wanting: list[Policy] = []
         #: whether this step is one of those, and how many more there are, that no policy need be asked or told about
         self._rests, self._resting = False, 0
-
-    def check(self, choice: int | str) -> None:
-        """UsageError for a number of drafts that the session cannot verify."""
-        if isinstance(choice, str):
-            return
-        most = self._session.engine.manifest.draft_block
-        if not self._session.engine.programs("draft"):
-            raise UsageError(f"draft: expected auto or off, got {choice}: this engine has no draft head")
-        if choice > most:
-            raise UsageError(f"draft: expected at most {most} tokens, what the draft head gives, got {choice}")
-        if not self._session.draft_block:
-            raise UsageError("draft: open the session with drafting=True")
 
     def policy(self, choice: int | str) -> Policy | None:
         """How a request drafts that asks for `choice`; None if not at all. It may measure: see `Session.times`."""

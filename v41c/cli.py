@@ -179,6 +179,19 @@ def _baselines(context: click.Context, option: click.Parameter, value: str | Non
     return names
 
 
+class _Path(click.Path):
+    """A path as `Path`; a usage error for an empty one, which would be the current folder."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if value == "":
+            self.fail("expected a path, got an empty one.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _draft = click.option(
     "--draft",
     default="off",
@@ -187,10 +200,10 @@ _draft = click.option(
     help="Tokens to draft in a step: auto, off or 1, 2, …",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-_engine = click.argument("engine", type=click.Path(path_type=Path))
+_engine = click.argument("engine", type=_Path())
 _checkpoint = click.option(
     "--checkpoint",
-    type=click.Path(path_type=Path),
+    type=_Path(),
     help="The checkpoint the engine was made of; without it the shipped one, if it fits.",
 )
 
@@ -211,7 +224,7 @@ def cli() -> None:
 
 
 @cli.command(short_help="Write a random checkpoint in release format.")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=_Path())
 @click.option("--preset", default="tiny", show_default=True, help="tiny, small, small-bf16 or release-config-only.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
 @_json
@@ -233,8 +246,8 @@ def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
 
 
 @cli.command(short_help="Make an engine of a checkpoint.")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("-o", "--output", "engine", required=True, type=click.Path(path_type=Path), help="The engine folder.")
+@click.argument("checkpoint", type=_Path())
+@click.option("-o", "--output", "engine", required=True, type=_Path(), help="The engine folder.")
 @click.option(
     "--target",
     default="cpu",
@@ -253,7 +266,7 @@ def init(directory: Path, preset: str, seed: int, as_json: bool) -> None:
 )
 @click.option("--max-context", type=click.IntRange(min=1), help="Tokens a sequence may have.  [default: 4096]")
 @click.option("--slots", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences at once, at most.")
-@click.option("--dump-ir", type=click.Path(path_type=Path), help="Also write the graphs after each pass here.")
+@click.option("--dump-ir", type=_Path(), help="Also write the graphs after each pass here.")
 @click.option("--no-weights", is_flag=True, help="CHECKPOINT is a config.json: make everything but the weights.")
 @click.option("--verify", is_flag=True, help="Interpret the graphs before and after each pass and compare.")
 @_json
@@ -334,7 +347,7 @@ def compile(
 @click.option("--prefill", type=click.Choice(["ced", "full"]), help="The decoder on a tail, or on every token.")
 @click.option("--replay", type=click.IntRange(min=1), help="Length of that tail.  [default: the window]")
 @_draft
-@click.option("--prefix-cache", type=click.Path(path_type=Path), help="A folder of prefixes to begin with and add to.")
+@click.option("--prefix-cache", type=_Path(), help="A folder of prefixes to begin with and add to.")
 @click.option("--prefix-cache-bytes", type=click.IntRange(min=0), help="The size of that folder.  [default: 4 GiB]")
 @_json
 def run(
@@ -384,13 +397,12 @@ def run(
     min_p, seed and stop (a list of strings) where a prompt wants others, and images (a list of files) for each <image>
     in it. Its result is a line of standard output, in the order of the prompts.
     """
-    from v41c.run import Prompt, run
+    from v41c.run import Prompt, require_temperature, run
     from v41c.runtime.request import Options
     from v41c.runtime.sampling import Sampling
 
-    if temperature == 0 and (top_p < 1 or top_k or min_p):
-        raise click.UsageError("expected --temperature above 0 beside --top-p, --top-k and --min-p: 0 is greedy.")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    require_temperature(sampling)
     options = Options(max_new_tokens, sampling, mode=prefill, replay=replay, draft=draft)
     cache = _prefix_cache(prefix_cache, prefix_cache_bytes)
     if prompts is not None:
@@ -451,7 +463,7 @@ def _hide(text: str) -> None:
 @click.option("--queue", type=click.IntRange(min=0), default=64, show_default=True, help="Requests that may wait.")
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds for one request.")
 @click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish in when told to stop.")
-@click.option("--prefix-cache", type=click.Path(path_type=Path), help="A folder of prefixes to begin with and add to.")
+@click.option("--prefix-cache", type=_Path(), help="A folder of prefixes to begin with and add to.")
 @click.option("--prefix-cache-bytes", type=click.IntRange(min=0), help="The size of that folder.  [default: 4 GiB]")
 @_draft
 def serve(
@@ -497,7 +509,7 @@ def serve(
 @cli.command(short_help="Hold an engine against the eager model or golden tensors.")
 @_engine
 @click.option("--against", type=click.Choice(["eager"]), default="eager", show_default=True)
-@click.option("--golden", type=click.Path(path_type=Path), help="A folder of golden tensors to compare with instead.")
+@click.option("--golden", type=_Path(), help="A folder of golden tensors to compare with instead.")
 @_checkpoint
 @_json
 def compare(engine: Path, against: str, golden: Path | None, checkpoint: Path | None, as_json: bool) -> None:
@@ -527,9 +539,7 @@ def compare(engine: Path, against: str, golden: Path | None, checkpoint: Path | 
 @click.option("--layer", help="Only this layer: 3, mtp.0, …")
 @click.option("--pass", "after", help="Print the graphs as they stood after this pass; trace is before the first.")
 @click.option("--diff", nargs=2, metavar="A B", help="Show what changed from the graphs after pass A to those after B.")
-@click.option(
-    "--html", "page", type=click.Path(path_type=Path), help="Write one page to look at all of it in a browser."
-)
+@click.option("--html", "page", type=_Path(), help="Write one page to look at all of it in a browser.")
 @click.option("--kernels", is_flag=True, help="Of a CUDA engine: registers, instructions, bounds of time, launches.")
 @_json
 def inspect(
@@ -583,7 +593,7 @@ def inspect(
 
 @cli.command(short_help="Write a graph of an engine as an ONNX model.")
 @_engine
-@click.option("--onnx", "file", required=True, type=click.Path(path_type=Path), help="The file to write.")
+@click.option("--onnx", "file", required=True, type=_Path(), help="The file to write.")
 @click.option("--after", help="The graph as it stood after this pass.  [default: the last one that has it]")
 @click.option("--graph", default="model", show_default=True, help="encoder, decoder, draft, …")
 @_checkpoint
@@ -607,7 +617,7 @@ def export(engine: Path, file: Path, after: str | None, graph: str, checkpoint: 
 
 
 @cli.command(short_help="Figures of an architecture, computed from its graphs.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=_Path())
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of the prompt.  [default: 1048576]")
 @_json
 def report(model: Path, context: int | None, as_json: bool) -> None:
@@ -638,7 +648,7 @@ def report(model: Path, context: int | None, as_json: bool) -> None:
 )
 @click.option("--ablate", is_flag=True, help="Leave out each pass in turn; ENGINE may be a checkpoint.")
 @click.option("--context", type=click.IntRange(min=1), help="With --ablate: decode behind so many tokens.")
-@click.option("--plot", type=click.Path(path_type=Path), help="With --ablate: also draw it to this .png or .svg.")
+@click.option("--plot", type=_Path(), help="With --ablate: also draw it to this .png or .svg.")
 @_checkpoint
 @_json
 def bench(

@@ -2,7 +2,11 @@
 
 
 class V41CError(Exception):
-    """Base of every error a user can cause; the command line prints it as one line and exits with `exit_code`."""
+    """Base of every error a user can cause; the command line prints it as one line and exits with `exit_code`.
+
+    2: what was asked for cannot be meant, and another command line is the remedy. 1: it could be, and did not work out:
+    a damaged file, missing hardware, a comparison that failed.
+    """
 
     exit_code = 1
 
@@ -47,6 +51,8 @@ class DeviceError(V41CError):
 
 class ContextError(V41CError):
     """A request does not fit the engine's context, vocabulary or slots."""
+
+    exit_code = 2
 
 
 class RefusedError(V41CError):

@@ -15,6 +15,7 @@ from v41c.runtime.artifact import Engine, load
 from v41c.runtime.drafting import DraftReport
 from v41c.runtime.generate import Generation
 from v41c.runtime.request import Options, Result
+from v41c.runtime.sampling import Sampling
 from v41c.runtime.session import Session
 from v41c.runtime.text import Text
 from v41c.runtime.vision import encode, with_files
@@ -147,6 +148,12 @@ def require_replay(options: Options, session: Session) -> None:
     """UsageError for a replay length with a schedule that replays nothing."""
     if (options.mode or session.default_mode) == "full" and options.replay is not None:
         raise UsageError("replay: expected with prefill ced only: full runs every layer over every token")
+
+
+def require_temperature(sampling: Sampling) -> None:
+    """UsageError for filters that are asked for and do nothing: greedy takes the likeliest token."""
+    if sampling.temperature == 0 and (sampling.top_p < 1 or sampling.top_k or sampling.min_p):
+        raise UsageError("temperature: expected above 0 beside top-p, top-k and min-p: 0 is greedy")
 
 
 def _report(

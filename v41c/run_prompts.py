@@ -13,11 +13,12 @@ import msgspec
 
 from v41c.errors import UsageError, V41CError
 from v41c.prefix_cache import PrefixCache
-from v41c.run import open_session, read_bytes, require_replay, shown
+from v41c.run import open_session, read_bytes, require_replay, require_temperature, shown
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.batch import Batch
 from v41c.runtime.drafting import DraftReport, added_up
 from v41c.runtime.request import Options, Request
+from v41c.runtime.sampling import Sampling
 from v41c.runtime.text import Text
 from v41c.runtime.vision import encode, with_files
 
@@ -33,23 +34,24 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: list[str] = []
-    images: list[str] = []
+    stop: list[str] | None = None
+    images: list[str] | None = None
 
     def options(self, options: Options) -> Options:
-        """The options of every prompt, with what this line changes."""
+        """The options of every prompt, with what this line changes. UsageError for filters of its own beside greedy."""
         names = ("temperature", "top_k", "top_p", "min_p", "seed")
         changed = {name: value for name in names if (value := getattr(self, name)) is not None}
+        require_temperature(replace(Sampling(options.sampling.temperature), **changed))
         most = options.max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
         sampling = replace(options.sampling, **changed)
-        return replace(options, max_new_tokens=most, sampling=sampling, stop_strings=tuple(self.stop))
+        return replace(options, max_new_tokens=most, sampling=sampling, stop_strings=tuple(self.stop or ()))
 
     def ids(self, text: Text | None, engine: Engine) -> Sequence[int]:
         """Token ids of the prompt, with its images."""
         if (self.prompt is None) == (self.tokens is None):
             raise UsageError("expected exactly one of prompt and tokens")
         ids = encode(text or Text(engine), self.prompt or "", engine) if self.tokens is None else self.tokens
-        return with_files(ids, self.images, engine)
+        return with_files(ids, self.images or (), engine)
 
 
 @dataclass(frozen=True)

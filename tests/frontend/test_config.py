@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from v41c.errors import ConfigError
+from v41c.errors import ConfigError, UsageError
 from v41c.frontend.config import ModelConfig, parse_config, read_config
 from v41c.frontend.config_rules import LIMITS
 
@@ -501,7 +501,7 @@ def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, message
 def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected config.json or hf_config.json in this folder, found neither"):
         read_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"config.json: cannot be read: No such file or directory"):
+    with pytest.raises(UsageError, match=r"config.json: expected a checkpoint folder or a configuration, found noth"):
         read_config(tmp_path / "config.json")
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.fake_engine import Built, entry, write_engine
-from v41c.errors import ArtifactError
+from v41c.errors import ArtifactError, UsageError
 from v41c.manifest import KERNELS_FILE, MANIFEST_FILE, WEIGHTS_FILE, FileEntry, Manifest, encode
 from v41c.runtime.artifact import Engine, cpu_features, load
 from v41c.runtime.bounds import check_manifest
@@ -46,9 +46,11 @@ def test_an_engine_loads_and_maps_its_weights(engine: Engine) -> None:
 
 
 def test_folders_that_are_no_engine(tmp_path: Path) -> None:
-    refused(tmp_path / "none", "none: expected an engine folder, found nothing")
+    with pytest.raises(UsageError, match="none: expected an engine folder, found nothing"):
+        load(tmp_path / "none")
     (tmp_path / "file").touch()
-    refused(tmp_path / "file", "file: expected an engine folder, found a file")
+    with pytest.raises(UsageError, match="file: expected an engine folder, found a file"):
+        load(tmp_path / "file")
     refused(tmp_path, "expected an engine folder, found no manifest.json in it")
     (tmp_path / MANIFEST_FILE).mkdir()
     refused(tmp_path, "manifest.json: cannot be read: Is a directory")
@@ -294,9 +296,18 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "state argument": (argument(1, kind="state", index=6), r"argument 1 \(state\): expected an index below 6, got 6"),
     "dim argument": (argument(3, index=-1), r"argument 3 \(dim\): expected an index below 4, got -1"),
     "kernel name": (in_program(0, "commands", 0, kernel="a b"), "command 0: expected a kernel's name, got 'a b'"),
-    "waited for before": (in_program(0, "commands", 0, joined=0), "command 0: joined: expected a later one, up to 2, got"),
-    "waited for never": (in_program(0, "commands", 1, joined=3), "command 1: joined: expected a later one, up to 2, got"),
-    "aside with states": (in_program(0, "commands", 1, joined=2), "expected neither states nor counters of what may run"),
+    "waited for before": (
+        in_program(0, "commands", 0, joined=0),
+        "command 0: joined: expected a later one, up to 2, got",
+    ),
+    "waited for never": (
+        in_program(0, "commands", 1, joined=3),
+        "command 1: joined: expected a later one, up to 2, got",
+    ),
+    "aside with states": (
+        in_program(0, "commands", 1, joined=2),
+        "expected neither states nor counters of what may run",
+    ),
     "result index": (in_program(0, "commands", 0, results=[9]), "results: expected an index below 9, got 9"),
     "variants differ": (first("programs", outputs=[6]), "graph encoder: expected programs with the same inputs"),
     "no encoder": (without("encoder"), "programs: expected graphs encoder and decoder, or model, got decoder, draft"),

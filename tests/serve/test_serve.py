@@ -371,7 +371,7 @@ def test_what_cannot_be_served(engine: Engine, engine_of: EngineOf, tmp_path: Pa
         make_service(replace(engine, manifest=bare), ServeOptions())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: cannot listen there: Address already in use"):
+        with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: cannot listen there: Address already in use$"):
             serve(engine.path, ServeOptions(port=port))
     for seconds in (math.nan, math.inf, -1.0):
         with pytest.raises(UsageError, match=f"timeout: expected seconds, more than 0, got {seconds:g}"):

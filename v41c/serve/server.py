@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from v41c.errors import RefusedError, UsageError
 from v41c.prefix_cache import PrefixCache
 from v41c.run import open_session
 from v41c.runtime.artifact import Engine, load
-from v41c.runtime.drafter import Drafter
+from v41c.runtime.drafter import check_drafts
 from v41c.runtime.pool import Pool
 from v41c.runtime.request import Options
 from v41c.runtime.text import Text
@@ -63,6 +64,8 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, options: ServeOptions) -> None:
         config = uvicorn.Config(
             service.app,
+            # the one that is always there: `_headless` looks into it
+            http="h11",
             lifespan="off",
             ws="none",
             log_level="warning",
@@ -96,7 +99,11 @@ class Server(uvicorn.Server):
         timer.cancel()
 
     def _drop_headless(self) -> None:
-        """Drop connections on which the head of a request takes too long: each is one of a limited number."""
+        """Drop connections on which the head of a request takes too long: each is one of a limited number.
+
+        No setting of uvicorn's does it: `timeout_keep_alive` begins to count behind a response, and nothing counts
+        before the first request or within a head.
+        """
         now, seen = time.monotonic(), self._headless
         waiting = [connection for connection in self.server_state.connections if _headless(connection)]
         self._headless = {connection: seen.get(connection, now) for connection in waiting}
@@ -146,7 +153,7 @@ def make_service(engine: Engine, options: ServeOptions) -> Service:
         template = ChatTemplate(engine.chat_template_path, _names(engine, text))
     slots = engine.manifest.slots if options.slots is None else options.slots
     session = open_session(engine, Options(0, draft=options.draft), slots)
-    Drafter(session).check(options.draft)
+    check_drafts(session, options.draft)
     name = options.name or engine.path.resolve().name
     reuse = None if options.cache is None else options.cache.open(session, Pool())
     return Service(
@@ -171,8 +178,15 @@ def listening(options: ServeOptions) -> socket.socket:
             backlog=_CONNECTIONS,
         )
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{options.host}:{options.port}: cannot listen there: {reason}") from error
+        place = f"[{options.host}]" if ":" in options.host else options.host
+        raise UsageError(f"{place}:{options.port}: cannot listen there: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Why, without the address, which `socket` puts behind the words of the system."""
+    if isinstance(error, socket.gaierror) or not isinstance(error, OSError) or not error.errno:
+        return getattr(error, "strerror", None) or str(error)
+    return os.strerror(error.errno)
 
 
 def address(listener: socket.socket) -> str:
