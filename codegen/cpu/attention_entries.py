@@ -8,10 +8,26 @@ from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
+from v41c.codegen.cpu import e2m1
 from v41c.codegen.cpu.frame import Body
 from v41c.codegen.cpu.numeric import decode_e4m3, decode_e8m0
-from v41c.codegen.cpu.sparse import Types, decode_e2m1_lanes, integers, prefetch, required, shuffle
-from v41c.codegen.cpu.tir import LANES, Buffer, Expr, at, cast, i64, let, load, local, loop, put, when
+from v41c.codegen.cpu.sparse import Types, prefetch, required
+from v41c.codegen.cpu.tir import (
+    LANES,
+    Buffer,
+    Expr,
+    at,
+    cast,
+    i64,
+    integers,
+    let,
+    load,
+    local,
+    loop,
+    put,
+    shuffle,
+    when,
+)
 from v41c.ir import formats
 from v41c.ir.ops.attention import Attention
 from v41c.ir.types import DType
@@ -153,4 +169,4 @@ def unpack_fp4(cache: Buffer, start: Expr, width: int, target: CpuTarget, write:
         packed = let(cache[at(start + group * 8, 8)])
         pairs = cast(shuffle([packed], [lane // 2 for lane in range(LANES)]), "int32")
         codes = T.shift_right(pairs, integers([4 * (lane % 2) for lane in range(LANES)]))
-        write(group * 16, decode_e2m1_lanes(codes, target) * scale)
+        write(group * 16, e2m1.decode(codes, target) * scale)

@@ -1,7 +1,7 @@
 """Products of several rows with packed weights, as tasks of rows x strips of outputs.
 
 Every output is one chain of fused multiply-adds over ascending k, starting at zero, whatever the number of rows or
-threads; so a token's result does not depend on its company.
+threads, or a chain of such sums of a group (`Weight.by_group`); so a token's result does not depend on its company.
 
 A few rows are multiplied straight from the packed weights, decoded once for four rows. For many, a task copies its rows
 and, per stretch of k, decodes strips into cache, then runs a register tile over both (Goto and van de Geijn, "Anatomy
@@ -17,7 +17,7 @@ from functools import partial
 from v41c.codegen.cpu import tir
 from v41c.codegen.cpu.gemv import Rows
 from v41c.codegen.cpu.packed import GROUP, Panel, Weight, at_strip
-from v41c.codegen.cpu.tir import LANES, Expr
+from v41c.codegen.cpu.tir import LANES, Expr, Local
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Tile:
     #: rows that are multiplied straight from the packed weight, and how many such blocks before tiles pay
     FEW_ROWS, FEW_BLOCKS = 4, 2
 
-    def __init__(self, sizes: Tiling, weights: Sequence[Weight], *, often_two: bool = False) -> None:
-        """`often_two`: one or two rows are so frequent that they get code of their own."""
-        self._often_two = often_two
+    def __init__(self, sizes: Tiling, weights: Sequence[Weight], *, often_fewer: bool = False) -> None:
+        """`often_fewer`: up to three rows are so frequent that they get code of their own."""
+        self._often_fewer = often_fewer
         self.sizes, self.weights, self.streams = sizes, weights, len(weights)
         weight = weights[0]
         self.panels = sizes.task_strips * weight.strip
@@ -103,14 +103,18 @@ class Tile:
 
     def _run_few(self, count: Expr, source: Rows, matrix: Expr, first: Expr, strips: Expr) -> None:
         self._copy_rows(count, source, tir.i64(0), self.weights[0].columns, self._long_stride)
-        two = tir.let(tir.select(count <= 2, tir.i64(1), tir.i64(0))) if self._often_two else 0
-        blocks = tir.let((count + (self.FEW_ROWS - 1)) // self.FEW_ROWS * (1 - two))
+        fewer = tir.let(tir.select(count < self.FEW_ROWS, tir.maximum(tir.i64(count), tir.i64(2)), tir.i64(0)))
+        blocks: Expr = tir.let((count + (self.FEW_ROWS - 1)) // self.FEW_ROWS)
+        if self._often_fewer:
+            blocks = tir.let(tir.select(fewer > 0, tir.i64(0), blocks))
         with tir.loop(strips) as s:
             for stream, weight in enumerate(self.weights):
                 strip, column = tir.let(first + s), tir.let((s * weight.strip * self.streams + stream) * LANES)
-                if self._often_two:
-                    with tir.when(two == 1):
-                        at_strip(weight, strip, partial(self._few_rows, weight, matrix, strip, tir.i64(0), 2, column))
+                for rows in (2, 3) if self._often_fewer else ():
+                    with tir.when(fewer == rows):
+                        at_strip(
+                            weight, strip, partial(self._few_rows, weight, matrix, strip, tir.i64(0), rows, column)
+                        )
                 with tir.loop(blocks) as block:
                     row = tir.let(block * self.FEW_ROWS)
                     at_strip(weight, strip, partial(self._few_rows, weight, matrix, strip, row, self.FEW_ROWS, column))
@@ -131,8 +135,9 @@ class Tile:
             ]
             place = tir.let(row * self.width + column + lane * (self.streams * LANES))
             places = [[place + (r * self.width + i * self.streams * LANES) for r in range(rows)] for i in range(side)]
-            sums = [[tir.local(tir.load(self.sums, place)) for place in line] for line in places]
-            scales = [tir.let(weight.scales(panel, group)) if weight.quantized else None for panel in panels]
+            sums = [[self._begin(weight, place) for place in line] for line in places]
+            scaled = weight.quantized and not weight.by_group
+            scales = [tir.let(weight.scales(panel, group)) if scaled else None for panel in panels]
             # panels of a group are read side by side, which no hardware prefetcher follows: ask for two groups on
             ahead = tir.let(corner.data + (group + 2) * (words * width) + lane * words)
             left: Expr = words
@@ -148,9 +153,22 @@ class Tile:
                         for r, total in enumerate(totals):
                             x = tir.splat(self._rows[at + (r * self._long_stride + k)], LANES)
                             total.set(tir.fma(x, value, total.value))
-            for line, totals in zip(places, sums, strict=True):
+            for panel, line, totals in zip(panels, places, sums, strict=True):
+                scale = tir.let(weight.scales(panel, group)) if weight.by_group else None
                 for place, total in zip(line, totals, strict=True):
-                    tir.put(self.sums, place, total.value)
+                    self._end(weight, place, total, scale)
+
+    def _begin(self, weight: Weight, place: Expr) -> Local:
+        """A sum in a register: what is there so far, or that of a group of its own."""
+        return tir.local(tir.const(0.0, LANES) if weight.by_group else tir.load(self.sums, place))
+
+    def _end(self, weight: Weight, place: Expr, total: Local, scale: Expr | None) -> None:
+        """Put a sum back, or add it, times its scale if its weights were not scaled."""
+        value = total.value
+        if weight.by_group:
+            so_far = tir.load(self.sums, place)
+            value = so_far + value if scale is None else tir.fma(value, scale, so_far)
+        tir.put(self.sums, place, value)
 
     # -- many rows: strips are decoded to memory, once for all rows of the task
 
@@ -217,17 +235,21 @@ class Tile:
         row = tir.let(first_row)
         base, corner = tir.let(row * self._stride), tir.let(row * self.width + column)
         places = [[corner + (r * self.width + j * LANES) for j in range(width)] for r in range(rows)]
-        sums = [[tir.local(tir.load(self.sums, place)) for place in line] for line in places]
-        with tir.loop(length) as k:
-            at = tir.let(decoded + k * (width * LANES))
-            columns = [tir.let(tir.load(self._decoded, at + j * LANES)) for j in range(width)]
-            for r in range(rows):
-                value = tir.let(tir.splat(self._rows[base + k + r * self._stride], LANES))
-                for j in range(width):
-                    sums[r][j].set(tir.fma(value, columns[j], sums[r][j].value))
-        for line, totals in zip(places, sums, strict=True):
-            for place, total in zip(line, totals, strict=True):
-                tir.put(self.sums, place, total.value)
+        weight = self.weights[0]
+        groups, size = (length // GROUP, GROUP) if weight.by_group else (1, length)
+        with tir.loop(groups) as group:
+            sums = [[self._begin(weight, place) for place in line] for line in places]
+            with tir.loop(size) as step:
+                k = tir.let(group * GROUP + step)
+                at = tir.let(decoded + k * (width * LANES))
+                columns = [tir.let(tir.load(self._decoded, at + j * LANES)) for j in range(width)]
+                for r in range(rows):
+                    value = tir.let(tir.splat(self._rows[base + k + r * self._stride], LANES))
+                    for j in range(width):
+                        sums[r][j].set(tir.fma(value, columns[j], sums[r][j].value))
+            for line, totals in zip(places, sums, strict=True):
+                for place, total in zip(line, totals, strict=True):
+                    self._end(weight, place, total, None)
 
 
 def _each(length: Expr, columns: int, body: Callable[[Expr, int], None]) -> None:

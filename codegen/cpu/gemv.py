@@ -1,7 +1,7 @@
 """Products of one row with packed weights: each weight is read once, straight into multiply-adds.
 
-Every output is one chain of fused multiply-adds over ascending k, starting at zero, as in `gemm`: a token's bits do not
-depend on the kernel that its company makes necessary.
+Every output is one chain of fused multiply-adds over ascending k, starting at zero, or a chain of such sums of a group
+(`Weight.by_group`), as in `gemm`: a token's bits do not depend on the kernel that its company makes necessary.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Expr]:
     sums = [tir.local(tir.const(0.0, LANES)) for _ in panels]
     if weight.dtype == "f8e4m3" and len(panels) == 2:
         _dot_block(weight, panels, x, sums)
+    elif weight.by_group:
+        _dot_groups(weight, panels, x, sums)
     elif weight.quantized:
         with tir.loop(weight.columns // GROUP) as group:
             scales = [tir.let(weight.scales(panel, group)) for panel in panels]
@@ -38,6 +40,18 @@ def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Expr]:
                 (column,) = weight.columns_of(panel, k, None)
                 total.set(tir.fma(tir.splat(x[k], LANES), column, total.value))
     return [tir.let(total.value * tir.const(weight.restore, LANES)) for total in sums]
+
+
+def _dot_groups(weight: Weight, panels: Sequence[Panel], x: Buffer, sums: Sequence[Local]) -> None:
+    with tir.loop(weight.columns // GROUP) as group:
+        parts = [tir.local(tir.const(0.0, LANES)) for _ in panels]
+        with tir.loop(GROUP // 4) as quad:
+            index = tir.let(group * (GROUP // 4) + quad)
+            for part, panel in zip(parts, panels, strict=True):
+                for j, column in enumerate(weight.columns_of(panel, index, None)):
+                    part.set(tir.fma(tir.splat(x[index * 4 + j], LANES), column, part.value))
+        for total, part, panel in zip(sums, parts, panels, strict=True):
+            total.set(tir.fma(part.value, weight.scales(panel, group), total.value))
 
 
 def _dot_block(weight: Weight, panels: Sequence[Panel], x: Buffer, sums: Sequence[Local]) -> None:

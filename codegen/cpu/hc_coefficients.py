@@ -82,11 +82,13 @@ class Coefficients:
     def chunk(self, count: Expr, bound: int, before: Callable[[Expr], None] | None = None) -> None:
         """Blocks of rows, each with all outputs; `before` is what is done to a row first."""
         sizes = gemm.tiling(self.weight, bound, all_strips=True)
-        step = sizes.task_rows
+        # a handful of rows is bound by reading the weights, which two threads do faster than one
+        handful = gemm.Tile.FEW_ROWS
+        step = tir.let(tir.select(count <= 8 * handful, tir.i64(handful), tir.i64(sizes.task_rows)))
         work = bound * self.weight.rows * self.weight.columns
         with tir.parallel((count + (step - 1)) // step, work) as task:
             start = tir.let(task * step)
-            rows = tir.let(tir.minimum(tir.i64(step), count - start))
+            rows = tir.let(tir.minimum(step, count - start))
             if before is not None:
                 with tir.loop(rows) as row:
                     before(start + row)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
+from v41c.codegen.cpu import e2m1
 from v41c.codegen.cpu.frame import Body
 from v41c.codegen.cpu.numeric import (
     decode_e8m0,
@@ -18,7 +19,6 @@ from v41c.codegen.cpu.sparse import (
     Types,
     array,
     broadcast,
-    decode_e2m1_lanes,
     fill,
     prefetch,
     registers,
@@ -153,7 +153,7 @@ class IndexScores:
             scale = let(decode_e8m0(codes[at(0, LANES)]))
             for word, vector in enumerate(transpose_words(rows)):
                 for nibble in range(8):
-                    value = decode_e2m1_lanes(shr(vector, 4 * nibble), self._target) * scale
+                    value = e2m1.decode(shr(vector, 4 * nibble), self._target) * scale
                     self._put_key(group * GROUP + (8 * word + nibble), place, value)
 
     def _copy_keys(self, starts: list[Expr], place: Expr) -> None:

@@ -6,6 +6,7 @@ a task reads one stretch of memory from end to end (the last strip may be narrow
     `panelsS`        f32, bf16: [P / S, K, S, 16]
                      f8e4m3:    [P / S, K/4, S, 16] words of four consecutive k, the lowest in the lowest byte
                      f4e2m1:    [P / S, K/4, S, 16] half-words of four consecutive k, the lowest in the lowest nibble
+    `nibblesS`       f4e2m1 for byte shuffles: [P / S, K/4, S, 32] bytes of two k (`_NIBBLES`)
     `row_scalesS`    e8m0 [M, K/32] of f4e2m1: [P / S, K/32, S, 16]
     `block_scalesS`  e8m0 [ceil(M/32), K/32] of f8e4m3: [P / S, K/32, S], one scale per panel
 
@@ -26,6 +27,9 @@ from v41c.errors import UnsupportedError
 LANES = 16
 #: rows and columns that share a scale of an fp8 weight; columns that share one of an fp4 weight
 SCALE_BLOCK = 32
+#: byte `at` of `nibblesS` has two k of one output, k in the low nibble and k + 2 in the high one, so that the parts of
+#: what they stand for, interleaved twice within halves of 128 bits, come out as 16 outputs of k, then of k + 1
+_NIBBLES = [(at % 16 // 8, at % 8 // 4 * 8 + at // 16 * 4 + at % 4) for at in range(32)]
 
 Array = NDArray[Any]
 
@@ -41,7 +45,7 @@ def packed_bytes(layout: str, shape: tuple[int, ...], dtype: str) -> int:
     *stack, rows, columns = shape
     matrices = math.prod(stack) * groups
     rows //= groups
-    if name == "panels":
+    if name in ("panels", "nibbles"):
         return matrices * panels(rows) * LANES * columns * _BITS[dtype] // 8
     return matrices * columns * (panels(rows) * LANES if name == "row_scales" else 2 * rows)
 
@@ -67,22 +71,33 @@ def pack(layout: str, array: Array, dtype: str) -> Array:
         raise UnsupportedError(
             f"layout {layout} of {dtype}: columns: expected a multiple of {SCALE_BLOCK}, got {columns}"
         )
-    return _strips(_panels(np.ascontiguousarray(_raw(matrices, np.uint8)).view(word)), strip)
+    words = _panels(np.ascontiguousarray(_raw(matrices, np.uint8)).view(word))
+    return _strips(words if name == "panels" else _interleaved(words), strip)
 
 
 _BITS = {"f32": 32, "bf16": 16, "f8e4m3": 8, "f4e2m1": 4, "e8m0": 8}
 
 
-_LAYOUT = re.compile(r"(panels|row_scales|block_scales)([1-9][0-9]*)(?::([1-9][0-9]*))?")
+_LAYOUT = re.compile(r"(panels|nibbles|row_scales|block_scales)([1-9][0-9]*)(?::([1-9][0-9]*))?")
 
 
 def _parse(layout: str) -> tuple[str, int, int]:
     """Name, panels of a strip, groups."""
     found = _LAYOUT.fullmatch(layout)
     if found is None:
-        raise UnsupportedError(f"layout: expected panelsS, row_scalesS or block_scalesS, S a number, got {layout}")
+        raise UnsupportedError(
+            f"layout: expected panelsS, nibblesS, row_scalesS or block_scalesS, S a number, got {layout}"
+        )
     name, strip, groups = found.groups()
     return name, int(strip), int(groups or 1)
+
+
+def _interleaved(words: Array) -> Array:
+    """Half-words of four k [.., 16] as `nibblesS` has them, two bytes in each."""
+    low = np.stack([words[..., output] >> (4 * k) & 0xF for k, output in _NIBBLES], axis=-1)
+    high = np.stack([words[..., output] >> (4 * k + 8) & 0xF for k, output in _NIBBLES], axis=-1)
+    made: Array = (low | high << 4).astype(np.uint8)
+    return made.view(np.uint16)
 
 
 def _raw(array: Array, kind: Any) -> Array:

@@ -237,13 +237,13 @@ class Experts:
         stretches = -(-self.w1.strips // sizes.task_strips)
         with tir.parallel(self.experts * stretches, self.work) as task:
             expert, first = tir.let(task // stretches), tir.let(task % stretches * sizes.task_strips)
-            tile = gemm.Tile(sizes, streams, often_two=True)
+            tile = gemm.Tile(sizes, streams, often_fewer=True)
             self._blocks(tile, expert, first, self._token_rows, self._store_hidden)
         sizes = gemm.tiling(self.w2, rows)
         with tir.parallel(-(-self.w2.strips // sizes.task_strips), self.work) as task:
             first = tir.let(task * sizes.task_strips)
             self._clear(first, sizes.task_strips)
-            tile = gemm.Tile(sizes, [self.w2], often_two=True)
+            tile = gemm.Tile(sizes, [self.w2], often_fewer=True)
             # ascending, so that each token's outputs add up in the order of its experts
             with tir.loop(self.experts) as expert:
                 self._blocks(tile, expert, first, self._hidden_rows, self._add_output)

@@ -29,7 +29,6 @@ from v41c.codegen.cpu.tir import (
     select,
     shl,
     shr,
-    vec,
 )
 
 _LOG2E = 1.4426950408889634
@@ -95,24 +94,6 @@ def decode_e4m3_top(word: Expr) -> Expr:
 def decode_e8m0(code: Expr) -> Expr:
     """f32 2^(code − 127) of e8m0 codes 0 … 254 in int32; code 0 is the subnormal 2^-127."""
     return from_bits(maximum(shl(code, 23), iconst(0x00400000, lanes_of(code))))
-
-
-def decode_e2m1(code: Expr) -> Expr:
-    """f32 of e2m1 codes in the low four bits of uint16; the bits above are ignored."""
-    return cast_half(decode_e2m1_top(shl(code, 12))) * const(2.0**14, lanes_of(code))
-
-
-def decode_e2m1_top(code: Expr) -> Expr:
-    """f16 bits of value · 2^-14 of e2m1 codes in the top four bits of uint16, in uint16."""
-    lanes = lanes_of(code)
-    shifted = shr(T.reinterpret(vec("int16", lanes), code), 3)
-    return T.reinterpret(vec("uint16", lanes), mask(shifted, 0x8E00))
-
-
-def cast_half(half: Expr) -> Expr:
-    """f32 of f16 bits (uint16); subnormals cost nothing in this conversion."""
-    lanes = lanes_of(half)
-    return T.cast(T.reinterpret(vec("float16", lanes), half), vec("float32", lanes))
 
 
 def round_e4m3(value: Expr) -> Expr:

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tvm import tirx
-from tvm.script.ir_builder import tirx as T
-
-from v41c.codegen.cpu import layouts, numeric, tir
+from v41c.codegen.cpu import e2m1, layouts, numeric, tir
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr
 from v41c.targets.target import CpuTarget
 
@@ -22,7 +19,6 @@ GROUP = layouts.SCALE_BLOCK
 #: e4m3 decodes to value · 2^-120. Half of that comes back with the scale and half with the result, so that neither
 #: weights nor scaled activations leave the normal range: exact for scales 2^-57 … 2^67 and activations · scale < 2^67
 _HALF_SHIFT = 2.0**60
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
@@ -97,23 +93,33 @@ class Weight:
         if self.dtype == "f8e4m3":
             code = tir.cast(self.scale[place], "int32")
             return tir.splat(tir.let(numeric.decode_e8m0(code) * tir.const(_HALF_SHIFT)), LANES)
-        code = tir.cast(self.scale[tir.at(place * LANES, LANES)], "int32")
-        # the half-precision decoder leaves value · 2^-14
-        restore = 1.0 if self.target.has_avx512 else 2.0**14
-        return numeric.decode_e8m0(code) * tir.const(restore, LANES)
+        return numeric.decode_e8m0(tir.cast(self.scale[tir.at(place * LANES, LANES)], "int32"))
+
+    @property
+    def by_group(self) -> bool:
+        """Whether a product sums each group of k on its own, starting at zero, and adds the sum times the scale.
+
+        Scales are per output here, and a multiplication for each weight would cost as much as the sum. Scaling the
+        weights instead gives the same bits: scales are powers of two.
+        """
+        return self.dtype == "f4e2m1"
 
     def columns_of(self, panel: Panel, index: Expr, scale: Expr | None) -> list[Expr]:
-        """16 weights for each k of one word: k = 4 · index … of a quantised weight, k = index otherwise."""
+        """16 weights for each k of one word: k = 4 · index … of a quantised weight, k = index otherwise.
+
+        Without a scale those of a weight that is summed `by_group` are not scaled.
+        """
+
+        def scaled(value: Expr) -> Expr:
+            return value if scale is None else value * scale
+
         place = (panel.data + index * panel.step) * LANES
         if not self.quantized:
             return [tir.let(tir.load(self.data, place))]
         word = tir.let(self.data[tir.at(place, LANES)])
         if self.dtype == "f8e4m3":
-            return [value * scale for value in decode_e4m3_words(word)]
-        if self.target.has_avx512:
-            word = tir.let(tir.cast(word, "int32"))
-            return [_lookup_e2m1(tir.shr(word, 4 * j)) * scale for j in range(4)]
-        return [numeric.cast_half(numeric.decode_e2m1_top(tir.shl(word, 12 - 4 * j))) * scale for j in range(4)]
+            return [scaled(value) for value in decode_e4m3_words(word)]
+        return [scaled(value) for value in e2m1.decode_words(word, self.target)]
 
 
 def strip_panels(target: CpuTarget, panels: int, quantized: bool) -> int:
@@ -133,13 +139,6 @@ def strip_panels(target: CpuTarget, panels: int, quantized: bool) -> int:
 def decode_e4m3_words(word: Expr) -> list[Expr]:
     """value · 2^-120 of the four e4m3 in each int32."""
     return [numeric.decode_e4m3_top(tir.shl(word, 24 - 8 * j)) for j in range(4)]
-
-
-def _lookup_e2m1(code: Expr) -> Expr:
-    """f32 of 16 e2m1 codes in the low four bits of int32: one permutation of a table held in a register."""
-    values = [*_E2M1, *(-value for value in _E2M1)]
-    table = tirx.Shuffle([T.float32(value) for value in values], list(range(16)))
-    return T.call_llvm_pure_intrin("float32x16", "llvm.x86.avx512.permvar.sf.512", table, code)
 
 
 def at_strip(weight: Weight, strip: Expr, body: Callable[[int], None]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
-from v41c.codegen.cpu import gemm, gemv, layouts, packed, quantize, tir
+from v41c.codegen.cpu import e2m1, gemm, gemv, layouts, packed, quantize, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr
 from v41c.codegen.kernel import CpuKernel
@@ -29,7 +29,8 @@ def weight_layouts(target: CpuTarget, kind: TensorType, weight: int, scale: int,
     names = {DType.F8E4M3: "block_scales", DType.F4E2M1: "row_scales"}
     strip = packed.strip_panels(target, layouts.panels(int(kind.shape[-2]) // groups), kind.dtype in names)
     suffix = f"{strip}:{groups}" if groups > 1 else f"{strip}"
-    found = {weight: f"panels{suffix}"}
+    data = "nibbles" if kind.dtype == DType.F4E2M1 and e2m1.by_bytes(target) else "panels"
+    found = {weight: f"{data}{suffix}"}
     return found | {scale: f"{names[kind.dtype]}{suffix}"} if kind.dtype in names else found
 
 

@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
-from v41c.codegen.cpu.sparse import Types, constants, required, shuffle
-from v41c.codegen.cpu.tir import LANES, Buffer, Expr, copy_run, let, load, loop, parallel, product, store
+from v41c.codegen.cpu.sparse import Types, required
+from v41c.codegen.cpu.tir import (
+    LANES,
+    Buffer,
+    Expr,
+    constants,
+    copy_run,
+    let,
+    load,
+    loop,
+    parallel,
+    product,
+    shuffle,
+    store,
+)
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.rope import Rope
 from v41c.ir.types import TensorType

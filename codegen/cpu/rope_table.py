@@ -11,8 +11,21 @@ from typing import TYPE_CHECKING
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
-from v41c.codegen.cpu.sparse import Types, constants, required
-from v41c.codegen.cpu.tir import Expr, cast, iconst, lanes_of, let, parallel, product, put, select, splat, vec
+from v41c.codegen.cpu.sparse import Types, required
+from v41c.codegen.cpu.tir import (
+    Expr,
+    cast,
+    constants,
+    iconst,
+    lanes_of,
+    let,
+    parallel,
+    product,
+    put,
+    select,
+    splat,
+    vec,
+)
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.rope_table import RopeTable
 from v41c.ir.types import TensorType

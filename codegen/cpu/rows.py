@@ -16,7 +16,6 @@ from v41c.codegen.cpu.numeric import (
     round_e4m3,
     scale_exponent,
 )
-from v41c.codegen.cpu.sparse import shuffle
 from v41c.codegen.cpu.tir import (
     LANES,
     Buffer,
@@ -33,6 +32,7 @@ from v41c.codegen.cpu.tir import (
     minimum,
     parallel,
     put,
+    shuffle,
     when,
 )
 from v41c.ir import formats

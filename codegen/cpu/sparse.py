@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.tir import (
@@ -13,22 +11,15 @@ from v41c.codegen.cpu.tir import (
     Buffer,
     Expr,
     Local,
-    bits,
     const,
-    from_bits,
     i64,
     itemsize,
-    lanes_of,
     let,
     local,
-    mask,
     put,
-    shl,
+    shuffle,
 )
 from v41c.ir.types import TensorType
-
-if TYPE_CHECKING:
-    from v41c.targets.target import CpuTarget
 
 Types = Sequence[TensorType | None]
 
@@ -61,23 +52,6 @@ def broadcast(buffer: Buffer, index: Expr) -> Expr:
     return T.broadcast(buffer[index], LANES)
 
 
-def shuffle(vectors: Sequence[Expr], picked: Sequence[int]) -> Expr:
-    """Lanes `picked` of the concatenated vectors, each the result of `let`."""
-    # TVM wants no more lanes out than in: a repeated vector adds some
-    copies = -(-len(picked) // sum(map(lanes_of, vectors)))
-    return tirx.Shuffle(list(vectors) * copies, [tirx.IntImm("int32", lane) for lane in picked])
-
-
-def integers(values: Sequence[int]) -> Expr:
-    """A vector of int32 numbers."""
-    return tirx.Shuffle([T.int32(value) for value in values], [tirx.IntImm("int32", i) for i in range(len(values))])
-
-
-def constants(values: Sequence[float]) -> Expr:
-    """A vector of f32 numbers."""
-    return tirx.Shuffle([T.float32(value) for value in values], [tirx.IntImm("int32", i) for i in range(len(values))])
-
-
 def fill(buffer: Buffer, start: Expr, count: Expr, value: Expr) -> None:
     """buffer[start … start + count) = value, element by element."""
     with T.serial(T.int64(0), i64(count)) as i:
@@ -107,20 +81,3 @@ def transpose_words(rows: Sequence[Expr]) -> list[Expr]:
         even, odd = zip_words(quads[0], quads[1], picked), zip_words(quads[2], quads[3], picked)
         made += [zip_pairs(even, odd, 0), zip_pairs(even, odd, 2)]
     return made
-
-
-def decode_e2m1_lanes(codes: Expr, target: CpuTarget) -> Expr:
-    """16 f32 lanes of e2m1 codes in the low four bits of int32 lanes; the bits above are ignored."""
-    magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-    if target.has_avx512:
-        table = constants((*magnitudes, *(-value for value in magnitudes)))
-        return T.call_llvm_pure_intrin("float32x16", "llvm.x86.avx512.permvar.sf.512", table, codes)
-    codes = let(codes)
-    halves = [
-        T.call_llvm_pure_intrin(
-            "float32x8", "llvm.x86.avx2.permps", constants(magnitudes), shuffle([codes], range(begin, begin + 8))
-        )
-        for begin in (0, 8)
-    ]
-    sign = mask(shl(codes, 28), 0x80000000)
-    return from_bits(T.bitwise_xor(bits(shuffle(halves, range(16))), sign))

@@ -353,9 +353,28 @@ def join_lanes(value: Expr, join: Callable[[Expr, Expr], Expr]) -> Expr:
     return value
 
 
+def shuffle(vectors: Sequence[Expr], picked: Sequence[int]) -> Expr:
+    """Lanes `picked` of the concatenated vectors, each the result of `let`."""
+    # TVM wants no more lanes out than in: a repeated vector adds some
+    copies = -(-len(picked) // sum(map(lanes_of, vectors)))
+    return tirx.Shuffle(list(vectors) * copies, [tirx.IntImm("int32", lane) for lane in picked])
+
+
+def integers(values: Sequence[int], dtype: str = "int32") -> Expr:
+    """A vector of integers."""
+    return tirx.Shuffle(
+        [tirx.IntImm(dtype, value) for value in values], [tirx.IntImm("int32", i) for i in range(len(values))]
+    )
+
+
+def constants(values: Sequence[float]) -> Expr:
+    """A vector of f32 numbers."""
+    return tirx.Shuffle([T.float32(value) for value in values], [tirx.IntImm("int32", i) for i in range(len(values))])
+
+
 def lanes_from(value: Expr, first: int, count: int) -> Expr:
     """Lanes first … first + count − 1 of a vector."""
-    return tirx.Shuffle([value], [tirx.IntImm("int32", first + i) for i in range(count)])
+    return shuffle([value], range(first, first + count))
 
 
 def sum_squares(buffer: Buffer, base: Expr, extent: int) -> Expr:

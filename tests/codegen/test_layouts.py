@@ -44,6 +44,34 @@ def test_every_element_is_where_the_layout_says(rows: int, strip: int, dtype: st
         assert word == (int(values[s, row, k]) if row < rows else 0)
 
 
+def interleave(low: NDArray[Any], high: NDArray[Any], half: str) -> NDArray[Any]:
+    """What the unpack instructions of 256 bits do: the lower or upper elements of each half of 128 bits, in turn."""
+    sides = [side.reshape(2, 2, -1)[:, 0 if half == "low" else 1] for side in (low, high)]
+    return np.stack(sides, axis=-1).reshape(-1)
+
+
+@pytest.mark.parametrize(("rows", "strip"), [(16, 1), (80, 2), (33, 3)])
+def test_nibbles_unpack_to_sixteen_outputs_of_each_k(rows: int, strip: int) -> None:
+    generator = np.random.default_rng(rows)
+    values = generator.integers(1, 16, (2, rows, 64), dtype=np.uint8)
+    packed = pack(f"nibbles{strip}", values[..., ::2] | values[..., 1::2] << 4, "f4e2m1")
+    assert packed.nbytes == packed_bytes(f"nibbles{strip}", values.shape, "f4e2m1")
+    for panel in range(-(-rows // 16)):
+        width = strip_width(-(-rows // 16), strip, panel)
+        for word in range(16):
+            vector = panel // strip * strip * 16 + word * width + panel % strip
+            stored = packed[1, vector * 16 : (vector + 1) * 16].view(np.uint8)
+            found = []
+            for codes in (stored & 15, stored >> 4):
+                for part in ("low", "high"):
+                    halves = interleave(np.zeros_like(codes), codes, part).view(np.uint16)
+                    words = [interleave(np.zeros_like(halves), halves, end).view(np.uint32) for end in ("low", "high")]
+                    found.append(np.concatenate(words) >> 24)
+            count = min(16, rows - panel * 16)
+            expected = values[1, panel * 16 : panel * 16 + count, word * 4 : word * 4 + 4].T
+            assert np.array_equal(np.stack(found)[:, :count], expected)
+
+
 @pytest.mark.parametrize(("rows", "strip"), [(64, 2), (80, 5), (33, 3)])
 def test_scales_follow_their_panels(rows: int, strip: int) -> None:
     generator = np.random.default_rng(rows)
