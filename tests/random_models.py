@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 
 from tests.rewinding import play
 from v41c.compile import CompileOptions, compile, read_source
@@ -25,8 +24,10 @@ from v41c.ir.graph import Module
 from v41c.ir.text import parse_module
 from v41c.passes import select_kernels
 from v41c.runtime.artifact import Engine, load
+from v41c.runtime.images import Grid, Picture, Rules
 from v41c.runtime.session import Session
-from v41c.subject import Arithmetic, Notes
+from v41c.runtime.vision import ImagePrompt, Placed
+from v41c.subject import Arithmetic, EagerSubject, Notes, Tokens, unseen
 
 VOCABULARY, COMPRESSED = 2048, 1766  # of the shipped tokenizer
 
@@ -126,9 +127,43 @@ def _engram(r: Random, layers: int) -> dict[str, Any]:
     }
 
 
-def write_random_model(folder: Path, seed: int, most_layers: int = 6) -> dict[str, Any]:
+def random_vision(seed: int) -> dict[str, Any]:
+    """Keys of a vision tower, of one layer or more."""
+    r = Random(f"vision {seed}")
+    heads, width = r.choice((1, 2, 3, 5)), r.choice((8, 12, 16, 32))
+    return {
+        "vision_n_layers": r.randint(1, 3),
+        "vision_dim": heads * width,
+        "vision_n_heads": heads,
+        "vision_inter_dim": r.choice((24, 40, 64)),
+        "vision_patch_size": r.choice((2, 5, 14)),
+        "vision_rope_theta": r.choice((100.0, 10000.0)),
+        "vision_downsample_ratio": r.randint(1, 4),
+        "vision_max_n_token": r.randint(12, 36),
+        "vision_min_pixels": r.choice((1, 3136)),
+    }
+
+
+def random_prompt(config: Mapping[str, Any], seed: int) -> Tokens:
+    """Random tokens, and images among them where the model takes any: of any grid, cut into pieces anywhere."""
+    draw = np.random.default_rng(seed)
+    rules = Rules.of(config)
+    if rules is None:
+        return draw.integers(5, VOCABULARY, Random(seed).randint(20, 70))
+    parts, images = [draw.integers(5, VOCABULARY, 1 + seed % 4)], []
+    for _ in range(3):
+        drawn = iter(lambda: Grid(*draw.integers(1, 5 * rules.merged, 2).tolist(), rules.merged), None)
+        grid = next(grid for grid in drawn if grid.span_tokens <= rules.max_tokens)
+        patches = draw.uniform(-1, 1, (grid.patches, 3 * rules.patch**2)).astype(np.float32)
+        images.append(Placed(Picture(grid, patches, patches.tobytes()[:32]), sum(map(len, parts))))
+        parts += [np.full(grid.span_tokens, config["image_token_id"])]
+        parts += [draw.integers(5, VOCABULARY, int(draw.integers(0, 6)))]
+    return ImagePrompt(np.concatenate(parts).astype(np.int32), images)
+
+
+def write_random_model(folder: Path, seed: int, most_layers: int = 6, *, vision: bool = False) -> dict[str, Any]:
     """A checkpoint folder of a random configuration with random weights; the configuration."""
-    flat = random_config(seed, most_layers)
+    flat = random_config(seed, most_layers) | (random_vision(seed) if vision else {})
     (folder / "config.json").write_text(json.dumps(flat))
     shutil.copyfile(TRAINED_CHECKPOINT / "tokenizer.json", folder / "tokenizer.json")
     write_weights(folder, parse_config(flat, f"random model {seed}"), seed, lambda done, total: None)
@@ -160,8 +195,7 @@ def run_random_model(folder: Path, seed: int, arithmetic: Arithmetic, passes: st
     options = CompileOptions(arithmetic=arithmetic, max_context=128, passes=passes)
     compile(folder, folder / "engine", options)
     engine = load(folder / "engine")
-    r = Random(seed)
-    tokens = np.random.default_rng(seed).integers(5, VOCABULARY, r.randint(20, 70))
+    tokens, r = random_prompt(engine.manifest.config, seed), Random(seed + 1)
     drafting = bool(engine.programs("draft"))
     session = Session(engine, poison=True, drafting=drafting)
     found = np.concatenate([session.prefill_all(piece, mode="full", chunk=64) for piece in _pieces(tokens, r)])
@@ -169,8 +203,9 @@ def run_random_model(folder: Path, seed: int, arithmetic: Arithmetic, passes: st
     interpreter = InterpretedSubject(read_source(folder, no_weights=False), _last_graphs(engine.path), arithmetic)
     interpreter.start(len(tokens) + 8)
     interpreted = interpreter.feed(tokens, Notes())
-    with torch.inference_mode():
-        wanted = load_model(folder, arithmetic)(torch.from_numpy(tokens)).numpy()
+    eager = EagerSubject(load_model(folder, arithmetic))
+    eager.start(len(tokens))
+    wanted = eager.feed(tokens, unseen)
     drafts = 0.0
     if drafting:
         theirs = interpreter.draft(int(tokens[0]), Notes()).logits
@@ -203,7 +238,7 @@ def _last_graphs(engine: Path) -> Module:
     return parse_module(texts[selected - 1].read_text())
 
 
-def _pieces(tokens: np.ndarray, r: Random) -> Iterator[np.ndarray]:
+def _pieces(tokens: Tokens, r: Random) -> Iterator[Tokens]:
     begin = 0
     while begin < len(tokens):
         length = r.choice((1, 2, 3, 7, 16, 40))

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.random_models import random_config, run_random_model, write_random_model
+from tests.random_models import random_config, random_vision, run_random_model, write_random_model
 from tests.variants import compile_variants
 from v41c.passes.pipeline import REQUIRED, pass_names
 
 MOST_LAYERS = 4
+#: with towers whose heads have 12 and 8 values, and whose rows are of 4 patches and of 1
+VISION_SEEDS = (4, 6)
 #: a quarter with draft heads, the others without
 SEEDS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 16, 20, 21, 22, 24, 25)
 OPTIONAL = tuple(name for name in pass_names() if name not in REQUIRED)
@@ -41,6 +43,24 @@ def test_an_exact_engine_equals_interpreter_and_eager_model(
     assert outcome.same_in_one_piece  # to the last bit
     assert outcome.taken_back  # to the last byte
     assert max(outcome.relative, outcome.drafts) < 1e-4  # the criterion of exact arithmetic
+
+
+@pytest.mark.parametrize("seed", VISION_SEEDS)
+def test_a_model_with_images_equals_interpreter_and_eager_model(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three images among the tokens, cut by steps anywhere."""
+    compile_variants(monkeypatch, (24,))
+    write_random_model(tmp_path, seed, 2, vision=True)
+    outcome = run_random_model(tmp_path, seed, "exact", "all")
+    assert (outcome.finite, outcome.interpreted, outcome.same_in_one_piece, outcome.taken_back) == (True,) * 4
+    assert max(outcome.relative, outcome.drafts) < 1e-4
+
+
+def test_the_vision_towers_differ() -> None:
+    towers = [random_vision(seed) for seed in VISION_SEEDS]
+    assert all(len({tower[key] for tower in towers}) > 1 for key in ("vision_n_heads", "vision_downsample_ratio"))
+    assert len({tower["vision_dim"] // tower["vision_n_heads"] for tower in towers}) == len(towers)
 
 
 def test_the_models_differ() -> None:
