@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,14 +36,17 @@ CONFIG = {
 RULES = Rules(patch=14, merged=3, max_tokens=40, min_pixels=2000)
 
 
-def checkpoint_and_engine(folder: Path, arithmetic: Arithmetic = "release") -> tuple[Path, Path]:
-    """The checkpoint of the model, and an engine of it for contexts of 256 tokens."""
+def checkpoint_and_engine(
+    folder: Path, arithmetic: Arithmetic = "release", changes: Mapping[str, Any] | None = None
+) -> tuple[Path, Path]:
+    """The checkpoint of the model, with some changes to its configuration, and an engine for contexts of 256 tokens."""
+    config = CONFIG | dict(changes or {})
     checkpoint, engine = folder / "checkpoint", folder / "engine"
     if not checkpoint.exists():
         checkpoint.mkdir()
-        (checkpoint / "config.json").write_text(json.dumps(CONFIG))
+        (checkpoint / "config.json").write_text(json.dumps(config))
         shutil.copyfile(GOLDEN / "case_00" / "tokenizer.json", checkpoint / "tokenizer.json")
-        write_weights(checkpoint, parse_config(CONFIG), 3, lambda done, total: None)
+        write_weights(checkpoint, parse_config(config), 3, lambda done, total: None)
     compile(checkpoint, engine, CompileOptions(arithmetic=arithmetic, max_context=256))
     return checkpoint, engine
 
