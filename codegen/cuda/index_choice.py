@@ -55,9 +55,8 @@ def add_choice(frame: Frame, target: CudaTarget, keep: int, unit: int, by_pool: 
     groups = -(-shape.parts // _GROUP)
     length = power_of_two(keep)
     packing = "plain" if keys.dtype == DType.F32 else "words" if width % 128 == 0 else "bytes"
-    # entries of a list that are looked at together: beside packed keys 16 a thread were spilled by a few bytes, beside
-    # plain ones 8 were
-    chunk = (512 if packing == "plain" else 256) * shape.warps
+    # entries of a list that are looked at together: 16 a thread were spilled by a few bytes
+    chunk = 256 * shape.warps
     operand = frame.operand("keys")
     lists = frame.bound(q.shape[0]) * shape.parts
     merged = frame.bound(q.shape[0]) * groups
@@ -90,14 +89,15 @@ def _shape(target: CudaTarget, tokens: int, tiles: int, exact: bool, by_pool: bo
 
     Many tokens of a sequence share the keys of a tile: unpacking a key costs the vector units three times what its
     product with 32 heads costs the tensor cores, so four tokens share it; two where the tensor cores' operands fill
-    registers beside the sums. Pools differ from token to token.
+    registers beside the sums. Pools differ from token to token. Plain keys, which stay in registers, are 32 rows of a
+    tile for twice the threads.
     """
     together = 4 if target.has_wgmma or target.has_tcgen05 else 2
     shared = together if tokens > 16 and not exact and not by_pool else 1
     blocks = -(-tokens // shared)
     wanted = max(4, 2 * target.multiprocessors // blocks)
     parts = 1 << (max(1, min(wanted, tiles)).bit_length() - 1)
-    return _Shape(shared, 32 if exact else 128, parts, 8 if shared > 1 else 4)
+    return _Shape(shared, 32 if exact else 128, parts, 8 if shared > 1 or exact else 4)
 
 
 @jit

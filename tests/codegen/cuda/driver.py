@@ -106,8 +106,8 @@ class HostDriver:
         return block.ctypes.data
 
     def register(self, array: Array) -> int:
-        """Memory of the same content: torch wants none that cannot be written."""
-        block = np.array(array).reshape(-1).view(np.uint8)
+        """The memory itself; a copy of what cannot be written, which torch does not take."""
+        block = (array if array.flags.writeable else np.array(array)).reshape(-1).view(np.uint8)
         self.blocks[block.ctypes.data] = block
         self.pinned.append(range(block.ctypes.data, block.ctypes.data + block.nbytes))
         return block.ctypes.data
