@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -179,12 +180,16 @@ class Steps:
             slot = part.run.slot
             self.cuts[slot] = self.cuts[slot].raised(part.cuts)
         decoded = [part for part in parts if part.decoded or not self.split]
+        runs = [part.run for part in (*decoded, *(part for part in parts if part not in decoded))]
+        inputs = _inputs(runs)
         if self.split:
-            runs = [part.run for part in (*decoded, *(part for part in parts if not part.decoded))]
             first = _per_token([self.cuts[run.slot].encoder for run in runs], runs)
-            self._execute("encoder", {**_inputs(runs), **self._images(runs), "first": first}, ())
-        found = self._finish(decoded) if decoded else np.empty((0, self.engine.manifest.vocabulary), np.float32)
-        return np.split(found, np.cumsum([len(part.rows) for part in parts])[:-1])
+            self._execute("encoder", {**inputs, **self._images(runs), "first": first}, ())
+        found = np.empty((0, self.engine.manifest.vocabulary), np.float32)
+        if decoded:
+            found = self._finish(decoded, inputs if len(decoded) == len(runs) else _inputs(runs[: len(decoded)]))
+        ends = accumulate(len(part.rows) for part in parts)
+        return [found[end - len(part.rows) : end] for part, end in zip(parts, ends, strict=True)]
 
     def draft(self, runs: Sequence[Run], read: Collection[str]) -> dict[str, Array]:
         """Some outputs of the draft head for blocks of tokens, of each of which the first is accepted.
@@ -194,14 +199,14 @@ class Steps:
         first = _per_token([self._context_start(run) for run in runs], runs)
         return self._execute("draft", {**_inputs(runs), "first": first}, read)
 
-    def _finish(self, parts: Sequence[Part]) -> Floats:
+    def _finish(self, parts: Sequence[Part], inputs: dict[str, Array]) -> Floats:
         """Logits f32 [R, V] of the rows of all parts, from the last graph of the model."""
         runs = [part.run for part in parts]
-        inputs = self._decoder_inputs(runs)
+        inputs = {**inputs, "first": _per_token([self.cuts[run.slot].decoder for run in runs], runs)}
         if not self.split:
             inputs |= self._images(runs)
-        begins = np.cumsum([0, *(len(run.tokens) for run in runs)], dtype=np.int32)
-        rows = _flat([part.rows + begin for part, begin in zip(parts, begins[:-1], strict=True)])
+        begins = accumulate((len(run.tokens) for run in runs), initial=0)
+        rows = _flat([part.rows + np.int32(begin) for part, begin in zip(parts, begins, strict=False)])
         outputs = self._execute("decoder" if self.split else "model", {**inputs, "rows": rows}, ("logits",))
         logits: Floats = outputs["logits"].copy()
         if self.drafting:
@@ -226,9 +231,6 @@ class Steps:
             return {}
         return self._sight.inputs([(run.start, run.end, run.images) for run in runs])
 
-    def _decoder_inputs(self, runs: Sequence[Run]) -> dict[str, Array]:
-        return {**_inputs(runs), "first": _per_token([self.cuts[run.slot].decoder for run in runs], runs)}
-
     def _execute(
         self, graph: str, inputs: Mapping[str, Array], read: Collection[str] | None = None
     ) -> dict[str, Array]:
@@ -248,7 +250,7 @@ def _inputs(runs: Sequence[Run]) -> dict[str, Array]:
 
 def _per_token(values: Sequence[int], runs: Sequence[Run]) -> Ints:
     """A value of each run for each of its tokens: i32 [T]."""
-    return np.repeat(np.array(values, np.int32), [len(run.tokens) for run in runs])
+    return np.array(values, np.int32).repeat([len(run.tokens) for run in runs])
 
 
 def _flat(parts: Sequence[Ints]) -> Ints:
