@@ -36,7 +36,7 @@ STORAGE = {
     "u8": "uint8",
 }
 #: multiply-adds below which a parallel loop is not worth its fork and join, about 1.3 us
-PARALLEL_WORK = 1 << 17
+PARALLEL_WORK = 1 << 15
 
 
 # ---- functions and control flow --------------------------------------------------------------------------------------
