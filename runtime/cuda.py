@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
+from mmap import PAGESIZE
 from typing import Any, Protocol
 
 import numpy as np
@@ -270,19 +271,40 @@ class _Carried:
 def _place_weights(engine: Engine, driver: Driver) -> tuple[list[int], frozenset[int]]:
     """Address of every weight on the GPU, or of its pinned host memory; the numbers of those that are pinned."""
     weights, memory = engine.manifest.weights, engine.weights
-    total = sum(weight.size_bytes for weight in weights)
-    fits = total <= driver.free_bytes
+    fits = sum(weight.size_bytes for weight in weights) <= driver.free_bytes
+    pinned = {} if fits else _pin(engine, driver)
     places: list[int] = []
-    pinned: set[int] = set()
     for number, weight in enumerate(weights):
-        content = memory[weight.offset : weight.offset + weight.size_bytes]
-        if weight.read_by_rows and not fits:
-            places.append(driver.register(content))
-            pinned.add(number)
+        if number in pinned:
+            places.append(pinned[number])
         else:
             places.append(driver.allocate(weight.size_bytes, f"weight {weight.name}"))
-            driver.upload(places[-1], content)
+            driver.upload(places[-1], memory[weight.offset : weight.offset + weight.size_bytes])
     return places, frozenset(pinned)
+
+
+def _pin(engine: Engine, driver: Driver) -> dict[int, int]:
+    """Addresses of the weights that are read by rows, by number, in pinned host memory.
+
+    Whole pages are pinned. Weights that share one are pinned together: a driver takes no page twice.
+    """
+    weights = engine.manifest.weights
+    groups: list[list[int]] = []
+    last = -1
+    for number in sorted(
+        (n for n, weight in enumerate(weights) if weight.read_by_rows), key=lambda n: weights[n].offset
+    ):
+        if not groups or weights[number].offset // PAGESIZE > last:
+            groups.append([])
+        groups[-1].append(number)
+        last = max(last, (weights[number].offset + weights[number].size_bytes - 1) // PAGESIZE)
+    places: dict[int, int] = {}
+    for group in groups:
+        begin = weights[group[0]].offset // PAGESIZE * PAGESIZE
+        end = max(weights[number].offset + weights[number].size_bytes for number in group)
+        address = driver.register(engine.weights[begin : -(-end // PAGESIZE) * PAGESIZE])
+        places |= {number: address + weights[number].offset - begin for number in group}
+    return places
 
 
 @dataclass(frozen=True)
