@@ -356,6 +356,7 @@ def test_compile_dumps_every_stage(v41c: Run, tiny: Path, tmp_path: Path) -> Non
         (("compile", "nowhere", "-o", "e"), "nowhere: expected a checkpoint folder or a configuration, found nothing"),
         (("report", "nowhere"), "nowhere: expected a checkpoint folder or a configuration, found nothing"),
         (("run", "ENGINE", "--prompts", "nowhere"), "nowhere: cannot be read: No such file or directory"),
+        (("run", "ENGINE", "--prompt-file", ""), "prompt: expected the name of a file, got an empty one"),
         (("run", "ENGINE", "--prompts", "p", "--prompt", "a"), "expected --prompts without --prompt,"),
         (("run", "ENGINE", "--prompts", "p", "--json"), "expected --prompts without --prompt,"),
         (("run", "ENGINE", "--tokens", "5", "--batch", "2"), "expected --batch with --prompts only"),

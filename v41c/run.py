@@ -181,6 +181,8 @@ def _report(
 
 def read_bytes(file: str) -> bytes:
     """A file, `-` being standard input; UsageError when it cannot be read."""
+    if not file:
+        raise UsageError("prompt: expected the name of a file, got an empty one")
     if file != STANDARD_INPUT:
         try:
             return Path(file).read_bytes()

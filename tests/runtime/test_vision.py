@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.vision_model import CONFIG, IMAGE, picture
@@ -24,7 +24,7 @@ def prompt(tokens: list[int], *pictures: Picture) -> ImagePrompt:
     return with_images(tokens, pictures, ENGINE)  # type: ignore[arg-type]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.one_of(st.integers(0, 99), st.integers(0, 3).map(lambda k: -1 - k)), max_size=12))
 def test_every_image_token_becomes_the_span_of_its_image(entries: list[int]) -> None:
     """Negative entries stand for pictures: text stays in order, spans lie where placeholders were."""
