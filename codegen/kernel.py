@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,8 +46,8 @@ class CpuKernel:
     """A TIR function over raw pointers, dimensions as 64-bit integers; see `Kernel`."""
 
     symbol: str
-    #: `tvm.tirx.PrimFunc`
-    function: Any
+    #: writes the `tvm.tirx.PrimFunc`, which only the building of an object file needs
+    function: Callable[[], Any]
     #: symbolic dimensions passed as scalars, in order
     dims: tuple[str, ...] = ()
     #: scratch memory at the bounds the kernel was made for

@@ -92,7 +92,7 @@ def compile_object(kernel: CpuKernel, target: CpuTarget, path: Path) -> None:
         tirx.transform.LowerTVMBuiltin(),
         tirx.transform.LowerIntrin(),
     ]
-    module: Any = tvm.IRModule({kernel.symbol: kernel.function})
+    module: Any = tvm.IRModule({kernel.symbol: kernel.function()})
     for lower in passes:
         module = lower(module)
     tvm.get_global_func("target.build.llvm")(module, host).write_to_file(str(path), "o")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm.script.ir_builder import tirx as T
 
@@ -46,7 +46,7 @@ def build_kernel(
     layouts: Mapping[int, str] | None = None,
     storage: Mapping[int, str] | None = None,
 ) -> CpuKernel:
-    """The kernel whose statements `emit` writes, with `scratch_words` four-byte words of workspace.
+    """The kernel whose statements `emit` will write, with `scratch_words` four-byte words of workspace.
 
     `layouts` names the layouts of packed weights by operand index, `storage` the TIR dtype their elements then have.
     """
@@ -59,9 +59,13 @@ def build_kernel(
         pointers["workspace"] = "float32"
     kinds = [kind for kind in (*operands, *outputs) if kind is not None]
     dims = tuple(dict.fromkeys(name for kind in kinds for name in kind.symbols))
-    with function(symbol, pointers, dims) as made:
-        emit(Body(made, operands, outputs))
-    return CpuKernel(symbol, made.primfunc, dims, 4 * scratch_words, layouts or {})
+
+    def write() -> Any:
+        with function(symbol, pointers, dims) as made:
+            emit(Body(made, operands, outputs))
+        return made.primfunc
+
+    return CpuKernel(symbol, write, dims, 4 * scratch_words, layouts or {})
 
 
 def bound_of(dim: Dim, bounds: Mapping[str, int]) -> int:

@@ -26,7 +26,7 @@ def kernel(
     count, bound = int(weight.shape[0]), bound_of(x.shape[0], bounds)
 
     def emit(body: Body) -> None:
-        matrix = matrix_of(op, weight, body.operands[1], None, target)
+        matrix = matrix_of(weight, body.operands[1], None, target)
         tokens = body.size(x.shape[0])
         launch([Product([matrix], body.operands[0], body.words)], tokens, bound)
         choose(op.route, [body.words, *body.operands[2:]], body.results, count, tokens, bound)
@@ -38,6 +38,6 @@ def kernel(
         results,
         bounds,
         scratch_words=max(1, bound) * count,
-        layouts=weight_layouts(target, weight, 1, -1),
+        layouts=weight_layouts(op, weight, target, 1, -1),
         storage={1: packed.WORDS[weight.dtype]},
     )

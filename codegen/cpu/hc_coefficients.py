@@ -38,7 +38,7 @@ def kernel(
         else:
             coefficients.chunk(count, tokens)
 
-    return build_kernel(emit, op, operands, results, bounds, layouts=weight_layouts(target, fn, 1, -1))
+    return build_kernel(emit, op, operands, results, bounds, layouts=weight_layouts(op, fn, target, 1, -1))
 
 
 class Coefficients:

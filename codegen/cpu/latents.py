@@ -31,9 +31,7 @@ def kernel(
         tokens, latents = body.size(x.shape[0]), flat(body.words.data, STORAGE[dtype])
         scales = body.operands[7:]
         products = [
-            Product(
-                [matrix_of(op, kind, body.operands[1 + i], scales[i], target)], body.operands[0], latents, starts=at
-            )
+            Product([matrix_of(kind, body.operands[1 + i], scales[i], target)], body.operands[0], latents, starts=at)
             for i, (kind, at) in enumerate(((q_down, (0, 0)), (kv_down, (0, bound * rank))))
         ]
         launch(products, tokens, bound)
@@ -44,7 +42,7 @@ def kernel(
         )
         rows.emit(tokens, bound, op.norms)
 
-    layouts = weight_layouts(target, q_down, 1, 7) | weight_layouts(target, kv_down, 2, 8)
+    layouts = weight_layouts(op, q_down, target, 1, 7) | weight_layouts(op, kv_down, target, 2, 8)
     storage = {1: packed.WORDS[q_down.dtype], 2: packed.WORDS[kv_down.dtype]}
     words = -(-max(1, bound) * (rank + width) * dtype.bits // 32)
     return build_kernel(emit, op, operands, results, bounds, scratch_words=words, layouts=layouts, storage=storage)

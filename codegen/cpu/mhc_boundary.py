@@ -65,4 +65,4 @@ def kernel(
         else:
             coefficients.chunk(count, bound, update)
 
-    return build_kernel(emit, op, operands, results, bounds, layouts=weight_layouts(target, fn, 5, -1))
+    return build_kernel(emit, op, operands, results, bounds, layouts=weight_layouts(op, fn, target, 5, -1))

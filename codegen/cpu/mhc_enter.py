@@ -49,4 +49,4 @@ def kernel(
         else:
             coefficients.chunk(count, bound, enter)
 
-    return build_kernel(emit, op, operands, results, bounds, layouts=weight_layouts(target, fn, 2, -1))
+    return build_kernel(emit, op, operands, results, bounds, layouts=weight_layouts(op, fn, target, 2, -1))

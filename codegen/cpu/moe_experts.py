@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu import gemm, gemv, numeric, packed, quantize, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
-from v41c.codegen.cpu.product import Tasks, share, weight_layouts
+from v41c.codegen.cpu.product import Tasks, matrix_of, share, weight_layouts
 from v41c.codegen.cpu.sparse import Types, array, required
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr, Local
 from v41c.codegen.kernel import CpuKernel
@@ -38,10 +38,10 @@ def kernel(
     tokens, chosen = bound_of(x.shape[0], bounds), int(ids.shape[1])
     layouts: dict[int, str] = {}
     for number, kind in enumerate(stacks):
-        layouts |= weight_layouts(target, kind, 3 + number, 6 + number)
+        layouts |= weight_layouts(op, kind, target, 3 + number, 6 + number)
 
     def emit(body: Body) -> None:
-        weights = [stack_of(kind, body.operands[3 + i], body.operands[6 + i], target) for i, kind in enumerate(stacks)]
+        weights = [matrix_of(kind, body.operands[3 + i], body.operands[6 + i], target) for i, kind in enumerate(stacks)]
         experts = Experts(op, body, weights, (tokens, int(stacks[0].shape[0]), chosen), (body.results[0], 0))
         experts.emit(body.size(x.shape[0]))
 
@@ -66,11 +66,6 @@ def check_widths(op: Op, w1: TensorType, format: str, target: CpuTarget) -> None
     if (quantized and (inner % 32 or width % 32)) or inner % group:
         wanted = "widths that are multiples of 32"
         raise UnsupportedError(f"{op.name()} on {target.name}: {w1}: expected {wanted}, got M {inner}, D {width}")
-
-
-def stack_of(kind: TensorType, data: Buffer, scale: Buffer, target: CpuTarget) -> packed.Weight:
-    """A stack of matrices [E, M, K], or one of them [M, K], as kernels read it."""
-    return packed.Weight(kind.dtype, int(kind.shape[-2]), int(kind.shape[-1]), data, scale, target)
 
 
 def activate(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from v41c.codegen.cpu import gemv, packed, tir
 from v41c.codegen.cpu.frame import Body, bound_of, build_kernel
-from v41c.codegen.cpu.moe_experts import Experts, activate, check_widths, stack_of
+from v41c.codegen.cpu.moe_experts import Experts, activate, check_widths
 from v41c.codegen.cpu.product import Product, launch, matrix_of, share, weight_layouts
 from v41c.codegen.cpu.sparse import Types, required
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr
@@ -40,7 +40,7 @@ def kernel(
     layouts: dict[int, str] = {}
     for number, kind in zip((*_STACKS, *_SHARED), (*stacks, *shared), strict=True):
         scale = number + _SCALES - (1 if number > _SHARED_X else 0)
-        layouts |= weight_layouts(target, kind, number, scale)
+        layouts |= weight_layouts(op, kind, target, number, scale)
     #: first words of the sums of the routed experts and of the shared expert's hidden activations
     sums = -(-Experts.words(tokens, count, chosen, int(stacks[0].shape[1])) // LANES) * LANES
     hidden = sums + (-(-tokens * width // LANES) * LANES if tokens > 1 else 0)
@@ -48,12 +48,12 @@ def kernel(
     def emit(body: Body) -> None:
         scales = body.operands[_SHARED[-1] + 1 :]
         weights = [
-            stack_of(kind, body.operands[i], scale, target)
+            matrix_of(kind, body.operands[i], scale, target)
             for i, kind, scale in zip(_STACKS, stacks, scales[:3], strict=True)
         ]
         routed = Experts(MoeExperts(op.limit, op.format), body, weights, (tokens, count, chosen), (body.words, sums))
         w1, w3, w2 = (
-            matrix_of(op, kind, body.operands[i], scale, target)
+            matrix_of(kind, body.operands[i], scale, target)
             for i, kind, scale in zip(_SHARED, shared, scales[3:], strict=True)
         )
         first = _Hidden(op, [w1, w3], body.operands[_SHARED_X], body.words, (0, hidden))

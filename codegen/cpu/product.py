@@ -24,28 +24,30 @@ if TYPE_CHECKING:
 Tasks = tuple[Expr, Callable[[Expr], None]]
 
 
-def weight_layouts(target: CpuTarget, kind: TensorType, weight: int, scale: int, groups: int = 1) -> dict[int, str]:
-    """Layouts by operand index of a weight [.., M, K] and, where its dtype has one, its scale."""
+def weight_layouts(
+    op: Op, kind: TensorType, target: CpuTarget, weight: int, scale: int, groups: int = 1
+) -> dict[int, str]:
+    """Layouts by operand index of a weight [.., G · M, K] and, where its dtype has one, its scale.
+
+    UnsupportedError for a weight that its layout cannot hold.
+    """
+    rows, columns = int(kind.shape[-2]) // groups, int(kind.shape[-1])
+    if kind.dtype == DType.F8E4M3 and (columns % 32 or (groups > 1 and rows % 32)):
+        wanted = "K and, in groups, M multiples of 32"
+        raise UnsupportedError(
+            f"{op.name()} on {target.name}: fp8 weight: expected {wanted}, got M {rows}, K {columns}"
+        )
     names = {DType.F8E4M3: "block_scales", DType.F4E2M1: "row_scales"}
-    strip = packed.strip_panels(target, layouts.panels(int(kind.shape[-2]) // groups), kind.dtype in names)
+    strip = packed.strip_panels(target, layouts.panels(rows), kind.dtype in names)
     suffix = f"{strip}:{groups}" if groups > 1 else f"{strip}"
     data = "nibbles" if kind.dtype == DType.F4E2M1 and e2m1.by_bytes(target) else "panels"
     found = {weight: f"{data}{suffix}"}
     return found | {scale: f"{names[kind.dtype]}{suffix}"} if kind.dtype in names else found
 
 
-def matrix_of(
-    op: Op, kind: TensorType, data: Buffer, scale: Buffer, target: CpuTarget, groups: int = 1
-) -> packed.Weight:
-    """A weight [G · M, K] as kernels read it; UnsupportedError for one that its layout cannot hold."""
-    rows, columns = (int(dim) for dim in kind.shape)
-    rows //= groups
-    if kind.dtype == DType.F8E4M3 and (columns % 32 or (groups > 1 and rows % 32)):
-        wanted = "K and, in groups, M multiples of 32"
-        raise UnsupportedError(
-            f"{op.name()} on {target.name}: fp8 weight: expected {wanted}, got M {rows}, K {columns}"
-        )
-    return packed.Weight(kind.dtype, rows, columns, data, scale, target)
+def matrix_of(kind: TensorType, data: Buffer, scale: Buffer, target: CpuTarget, groups: int = 1) -> packed.Weight:
+    """A weight [G · M, K], or a stack of them, as kernels read it."""
+    return packed.Weight(kind.dtype, int(kind.shape[-2]) // groups, int(kind.shape[-1]), data, scale, target)
 
 
 def product_kernel(
@@ -69,12 +71,12 @@ def product_kernel(
         raise UnsupportedError(f"{op.name()} on {target.name}: expected x and weights, got {x} and {kinds}")
     found: dict[int, str] = {}
     for weight, scale in weights:
-        found |= weight_layouts(target, present[weight], weight, scale, groups)
+        found |= weight_layouts(op, present[weight], target, weight, scale, groups)
 
     def emit(body: Body) -> None:
         products = []
         for (weight, scale), out in zip(weights, body.results, strict=True):
-            matrix = matrix_of(op, present[weight], body.operands[weight], body.operands[scale], target, groups)
+            matrix = matrix_of(present[weight], body.operands[weight], body.operands[scale], target, groups)
             products.append(Product([matrix], body.operands[0], out, groups, format))
         launch(products, body.size(x.shape[0]), bound_of(x.shape[0], bounds))
 

@@ -29,7 +29,7 @@ def scaling(symbol: str, factor: float) -> CpuKernel:
         x, out = made.buffers.values()
         with tir.parallel(made.scalars["T"]) as i:
             tir.put(out, i * 16, tir.load(x, i * 16) * tir.const(factor, 16))
-    return CpuKernel(symbol, made.primfunc, ("T",))
+    return CpuKernel(symbol, lambda: made.primfunc, ("T",))
 
 
 KERNELS = (scaling("thrice", 3.0), scaling("twice", 2.0))
@@ -154,7 +154,7 @@ def test_scratch_memory_is_aligned_and_private(library: Library) -> None:
             tir.put(memory, j * 16, tir.splat(tir.cast(i * 32 + j, "float32"), 16))
         with tir.loop(32) as j:
             tir.put(made.buffers["out"], (i * 32 + j) * 16, tir.load(memory, j * 16))
-    kernel = CpuKernel("scratch", made.primfunc, ("T",))
+    kernel = CpuKernel("scratch", lambda: made.primfunc, ("T",))
     out = poisoned((400, 32, 16), "f32")
     Library([kernel], x86_64.host()).call(kernel, [out], {"T": 400})
     assert np.array_equal(out[..., 0].ravel(), np.arange(400 * 32))

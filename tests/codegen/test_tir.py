@@ -42,7 +42,7 @@ def lanewise(name: str, function: Lanewise) -> CpuKernel:
         with tir.loop(made.scalars["T"] % 16) as i:
             place = tir.let(made.scalars["T"] // 16 * 16 + i)
             tir.put(out, place, function(tir.load(x, place, 1)))
-    return CpuKernel(name, made.primfunc, ("T",))
+    return CpuKernel(name, lambda: made.primfunc, ("T",))
 
 
 KERNELS = {name: lanewise(name, function) for name, function in FUNCTIONS.items()}
