@@ -103,14 +103,14 @@ class Tile:
 
     def _run_few(self, count: Expr, source: Rows, matrix: Expr, first: Expr, strips: Expr) -> None:
         self._copy_rows(count, source, tir.i64(0), self.weights[0].columns, self._long_stride)
-        fewer = tir.let(tir.select(count < self.FEW_ROWS, tir.maximum(tir.i64(count), tir.i64(2)), tir.i64(0)))
+        fewer = tir.let(tir.select(count < self.FEW_ROWS, tir.i64(count), tir.i64(0)))
         blocks: Expr = tir.let((count + (self.FEW_ROWS - 1)) // self.FEW_ROWS)
         if self._often_fewer:
             blocks = tir.let(tir.select(fewer > 0, tir.i64(0), blocks))
         with tir.loop(strips) as s:
             for stream, weight in enumerate(self.weights):
                 strip, column = tir.let(first + s), tir.let((s * weight.strip * self.streams + stream) * LANES)
-                for rows in (2, 3) if self._often_fewer else ():
+                for rows in range(1, self.FEW_ROWS) if self._often_fewer else ():
                     with tir.when(fewer == rows):
                         at_strip(
                             weight, strip, partial(self._few_rows, weight, matrix, strip, tir.i64(0), rows, column)
@@ -125,8 +125,9 @@ class Tile:
         corner = weight.strip_of(matrix, strip, width)[0]
         start = tir.let(row * self._long_stride)
         words, per_word = (GROUP // 4, 4) if weight.quantized else (GROUP, 1)
-        # eight sums hide the latency of multiply-adds: of four rows of a panel in narrow registers, of two in wide ones
-        side = 2 if (self.sizes.panels == 2 or rows == 2) and width % 2 == 0 else 1
+        # eight sums hide the latency of multiply-adds: of four rows of a panel in narrow registers, of two in wide ones,
+        # and of two panels where there are fewer rows
+        side = 2 if (self.sizes.panels == 2 or rows <= 2) and width % 2 == 0 else 1
         with tir.loop(-(-weight.columns // GROUP)) as group, tir.loop(width // side) as pair:
             lane = tir.let(pair * side)
             panels = [
