@@ -125,8 +125,8 @@ class Tile:
         corner = weight.strip_of(matrix, strip, width)[0]
         start = tir.let(row * self._long_stride)
         words, per_word = (GROUP // 4, 4) if weight.quantized else (GROUP, 1)
-        # eight sums hide the latency of multiply-adds: of four rows of a panel in narrow registers, of two in wide ones,
-        # and of two panels where there are fewer rows
+        # eight sums hide the latency of multiply-adds: of four rows and a panel in narrow registers, of two in wide
+        # ones, and where there are fewer rows
         side = 2 if (self.sizes.panels == 2 or rows <= 2) and width % 2 == 0 else 1
         with tir.loop(-(-weight.columns // GROUP)) as group, tir.loop(width // side) as pair:
             lane = tir.let(pair * side)
