@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from v41c.codegen.kernel import Kernel
-from v41c.errors import ArtifactError
+from v41c.errors import ArtifactError, UsageError
 from v41c.ir.graph import Graph, Module, Node, Value
 from v41c.manifest import (
     ALIGNMENT_BYTES,
@@ -118,10 +118,10 @@ def _remove_abandoned(destination: Path) -> None:
 def _require_free(destination: Path) -> None:
     """Refuse a place that holds anything but nothing, an empty folder, or an engine and nothing else."""
     if destination.is_symlink():
-        raise ArtifactError(f"{destination}: expected a folder or a free name, found a symbolic link")
+        raise UsageError(f"{destination}: expected a folder or a free name, found a symbolic link")
     if not destination.exists() or (destination.is_dir() and _is_engine_or_empty(destination)):
         return
-    raise ArtifactError(f"{destination}: expected an engine folder to replace or a free name, found something else")
+    raise UsageError(f"{destination}: expected an engine folder to replace or a free name, found something else")
 
 
 def _is_engine_or_empty(folder: Path) -> bool:

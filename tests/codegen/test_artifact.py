@@ -11,7 +11,7 @@ import pytest
 
 from v41c.codegen import artifact
 from v41c.codegen.artifact import new_folder
-from v41c.errors import ArtifactError
+from v41c.errors import ArtifactError, UsageError
 
 
 def write_engine(folder: Path, content: str) -> None:
@@ -83,7 +83,7 @@ def test_a_folder_that_is_no_engine_is_kept(tmp_path: Path, manifest: str) -> No
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "manifest.json").write_text(manifest)
     (tmp_path / "work" / "precious").write_text("mine")
-    with pytest.raises(ArtifactError, match="work: expected an engine folder to replace or a free name"):
+    with pytest.raises(UsageError, match="work: expected an engine folder to replace or a free name"):
         new_folder(tmp_path / "work").__enter__()
     assert names(tmp_path / "work") == ["manifest.json", "precious"]
 
