@@ -92,7 +92,7 @@ def test_a_file_or_a_link_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name, found in (("file", "something else"), ("link", "a symbolic link")):
-        with pytest.raises(ArtifactError, match=f"{name}: expected .* found {found}"):
+        with pytest.raises(UsageError, match=f"{name}: expected .* found {found}"):
             new_folder(tmp_path / name).__enter__()
     assert names(tmp_path) == ["file", "link"]
 
