@@ -75,15 +75,11 @@ class Batch:
     def add(self, request: Request, *, slot: int | None = None) -> None:
         """Let a request join. With `slot` it continues the sequence there, at once; else it begins a new one.
 
-        ContextError or UsageError, before any work, as `Session.feed` raises, for a slot that is not free, for more new
-        tokens than the whole context holds, and for drafts that the session cannot make.
+        ContextError or UsageError, before any work, as `Session.feed` raises, for a slot that is not free, and for
+        drafts that the session cannot make.
         """
-        options, most = request.options, self._session.max_context
+        options = request.options
         check_drafts(self._session, options.draft)
-        if options.max_new_tokens > most:
-            raise ContextError(
-                f"max-new-tokens: expected at most {most}, what the context holds, got {options.max_new_tokens}"
-            )
         if slot is None:
             self._session.check(request.prompt, mode=options.mode, replay=options.replay, chunk=options.chunk)
             self._waiting.append(request)
