@@ -54,6 +54,12 @@ def report(model: Path, compiled: list[str]) -> AblateReport:
         return ablate(model, options=SHORT, plot=file)
 
 
+def test_engines_have_room_for_every_round() -> None:
+    options = AblateOptions()
+    assert options.bench.rounds == options.rounds
+    assert options.bench.longest == options.context + (options.rounds + 1) * options.decode_steps
+
+
 def test_every_optional_pass_is_left_out_once(report: AblateReport) -> None:
     assert [variant.name for variant in report.variants] == [
         FULL,

@@ -47,7 +47,12 @@ class AblateOptions:
     @property
     def bench(self) -> BenchOptions:
         """The same as a benchmark takes it."""
-        return BenchOptions((self.prefill_tokens,), self.context, self.decode_steps, self.rounds)
+        return BenchOptions(
+            prefill_tokens=(self.prefill_tokens,),
+            context=self.context,
+            decode_steps=self.decode_steps,
+            rounds=self.rounds,
+        )
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ ENGINE, EAGER, COMPILE = "engine", "eager", "compile"
 BATCH = "decode_batch"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """What is measured: prefills of so many tokens, and decode steps after `context` tokens.
 
