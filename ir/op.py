@@ -68,6 +68,8 @@ class Op:
     states: ClassVar[tuple[str, ...]] = ()
     #: the result is the operand's storage under another shape: no kernel, no memory
     view: ClassVar[bool] = False
+    #: operands that may be packed rows of activations, of `v41c.ir.packed`
+    packable: ClassVar[tuple[str, ...]] = ()
     #: groups of (operand, axis): one permutation of all axes of a group moves no bit of any result
     exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = ()
     #: the eager model may use it; fused operations are made by passes only

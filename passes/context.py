@@ -23,7 +23,11 @@ class Kernel(Protocol):
 
 
 class Machine(Protocol):
-    """What passes weigh one form of a program against another by; targets have it."""
+    """What passes weigh one form of a program against another by, and what it can do; targets have it."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
 
     @property
     def kept_bytes(self) -> int:
@@ -44,6 +48,10 @@ class Machine(Protocol):
     @property
     def runs_aside(self) -> bool:
         """Whether a kernel may run beside those that follow it."""
+
+    @property
+    def packs_activations(self) -> bool:
+        """Whether boundaries write, and products read, packed rows of activations."""
 
 
 KernelFor = Callable[

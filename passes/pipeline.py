@@ -17,6 +17,7 @@ from v41c.passes import (
     fuse_mhc,
     fuse_moe,
     merge_projections,
+    pack_activations,
     plan_memory,
     quantize,
     remove_quantization,
@@ -37,12 +38,13 @@ PIPELINE: tuple[tuple[ModuleType, str], ...] = (
     (fuse_moe, "before merged projections could take the shared expert's first two"),
     (merge_projections, "after the cut, which tells whose projections stand together"),
     (fuse_attention, "after merged projections: the norms it joins then read results of one operation"),
+    (pack_activations, "after the last fusion: who reads what a boundary writes is settled"),
     (select_kernels, "after the last rewrite that serves any number of tokens"),
     (reorder_sparse_gathers, "after variants are made: what pays for one token does not for many"),
     (plan_memory, "last: it places what the kernels need"),
 )
 #: passes that run only when they are asked for
-OPT_IN = (quantize.NAME,)
+OPT_IN = (quantize.NAME, pack_activations.NAME)
 REQUIRED = (remove_quantization.NAME, select_kernels.NAME)
 TRACE = "trace"
 

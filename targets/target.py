@@ -31,6 +31,8 @@ class Target:
     launch_seconds: float
     #: a kernel may run beside those that follow it, on a stream of its own
     runs_aside: bool
+    #: boundaries write, and products read, packed rows of activations
+    packs_activations: bool
     #: feature names, as the kernel of the operating system spells them, without which an engine must not be run
     features: tuple[str, ...]
 

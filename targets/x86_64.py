@@ -36,6 +36,7 @@ V3 = CpuTarget(
     dequantised_per_second=4.0e9,  # AVX2 kernels on the Sapphire Rapids below
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=False,
+    packs_activations=False,
     features=_V3_FEATURES,
 )
 V4 = CpuTarget(
@@ -55,6 +56,7 @@ V4 = CpuTarget(
     dequantised_per_second=5.5e9,
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=False,
+    packs_activations=False,
     features=_V4_FEATURES,
 )
 TARGETS = (V3, V4)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from v41c.codegen.backend import Built, Workshop
 from v41c.codegen.kernel import CpuKernel
 from v41c.errors import UnsupportedError
+from v41c.ir.types import DType
 from v41c.manifest import KERNELS_FILE
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 def has_kernel(name: str) -> bool:
     """Whether there is a kernel file for the operation of this name."""
     return find_spec(f"v41c.codegen.cpu.{name}") is not None
+
+
+def needs_packed(op: Op, operands: Sequence[TensorType | None]) -> bool:
+    """Whether an operation makes or takes packed rows of activations, which no CPU kernel does."""
+    kinds = zip((declared.name for declared in op.operands()), operands, strict=True)
+    takes = any(name in op.packable and kind is not None and kind.dtype == DType.U8 for name, kind in kinds)
+    return takes or bool(op.attributes().get("packed"))
 
 
 def kernel_for(
@@ -38,6 +46,8 @@ def kernel_for(
     """
     if not has_kernel(op.name()):
         raise UnsupportedError(f"{op.name()} on {target.name}: no kernel; expected codegen/cpu/{op.name()}.py")
+    if needs_packed(op, operands):
+        raise UnsupportedError(f"{op.name()} on {target.name}: activations: expected bf16 or f32, got packed rows")
     module = importlib.import_module(f"v41c.codegen.cpu.{op.name()}")
     kernel = module.kernel(op, tuple(operands), tuple(results), target, bounds)
     if not isinstance(kernel, CpuKernel):

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from v41c.codegen.cuda.fp4 import TILE_UNIT, input_tile, row_products, weight_tile
 from v41c.codegen.cuda.language import jit
+from v41c.codegen.cuda.packed_rows import packed_row, packed_tile
 from v41c.codegen.cuda.product import add_dot, load_weight
 
 
@@ -107,9 +108,13 @@ def products(
     BK: tl.constexpr,
     FP4: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """f32 [BT, BM]: x[inputs] · weight[expert, m]ᵀ, and the same of a second weight (or again); inputs of -1 give 0."""
+    """f32 [BT, BM]: x[inputs] · weight[expert, m]ᵀ, and the same of a second weight (or again); inputs of -1 give 0.
+
+    Rows of x that are u8 are packed ones.
+    """
     COLUMNS: tl.constexpr = K // 8 if FP4 else K
     SCALES: tl.constexpr = M * (K // 32) if FP4 else ((M + 31) // 32) * ((K + 31) // 32)
+    ROW: tl.constexpr = K + (K // 32 if x.dtype.element_ty == tl.uint8 else 0)
     own = weight + expert.to(tl.int64) * (M * COLUMNS)
     own_scale = scale
     if scale is not None:
@@ -120,11 +125,12 @@ def products(
         if second_scale is not None:
             other_scale = second_scale + expert.to(tl.int64) * SCALES
     if BT == 1:
-        row = x + tl.max(inputs, axis=0) * K
+        row = x + tl.max(inputs, axis=0) * ROW
         sums, others = _row(row, own, own_scale, other, other_scale, m, M, K, BM, BK, FP4)
         result, second_result = sums[None, :], others[None, :]
     else:
-        sums, others = _tile(x, inputs, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4)
+        rows = x + tl.maximum(inputs, 0) * ROW
+        sums, others = _tile(rows, inputs >= 0, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4)
         result, second_result = tl.trans(sums), tl.trans(others)
     return result, second_result
 
@@ -149,7 +155,10 @@ def _row(
     others = sums
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        values = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        if x.dtype.element_ty == tl.uint8:
+            values = packed_row(x, start, K, BK)
+        else:
+            values = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
         if FP4:
             values = values * TILE_UNIT
             sums += row_products(weight, scale, m, start, values, M, K, BM, BK // 8)
@@ -164,8 +173,8 @@ def _row(
 
 @jit
 def _tile(
-    x: tl.tensor,
-    inputs: tl.tensor,
+    rows: tl.tensor,
+    inside: tl.tensor,
     weight: tl.tensor,
     scale: tl.tensor,
     second: tl.tensor,
@@ -181,10 +190,12 @@ def _tile(
     """f32 [BM, BT] on the tensor cores; the weight is their first operand, whose rows come in 64s."""
     sums = tl.zeros((BM, BT), tl.float32)
     others = sums
-    rows = x + tl.maximum(inputs, 0)[:, None] * K
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        values = tl.load(rows + k[None, :], mask=(inputs[:, None] >= 0) & (k[None, :] < K), other=0.0)
+        if rows.dtype.element_ty == tl.uint8:
+            values = packed_tile(rows, inside, start, K, BT, BK)
+        else:
+            values = tl.load(rows[:, None] + k[None, :], mask=inside[:, None] & (k[None, :] < K), other=0.0)
         if FP4:
             values = input_tile(values, BT, BK)
         values = tl.trans(values)

@@ -29,12 +29,13 @@ def kernel(
 ) -> CudaKernel | None:
     """x [T, K], weights [Q, K] and [KV, K], cos and sin [T, P], to q' and kv'; None for more tokens than one."""
     frame = Frame(op, operands, results, bounds)
-    tokens, columns = frame.type_of("x").shape
+    tokens = frame.type_of("x").shape[0]
     weights = (frame.type_of("q_down"), frame.type_of("kv_down"))
     if frame.bound(tokens) > 1 or weights[0].dtype != weights[1].dtype:
         return None
     query, keys = (int(weight.shape[0]) for weight in weights)
-    tile = tiling(weights[0].dtype, (query, keys), int(columns), 1, target)
+    columns = int(weights[0].shape[1])
+    tile = tiling(weights[0].dtype, (query, keys), columns, 1, target)
     buffers: Arguments = {
         name: frame.operand(name)
         for name in ("x", "q_down", "kv_down", "q_scale", "kv_scale", "q_weight", "kv_weight", "cos", "sin")
@@ -50,7 +51,7 @@ def kernel(
         | {"q": frame.workspace(query, element), "kv": frame.workspace(keys, element)}
         | {"q_partials": q_partials, "q_counters": q_counters, "kv_partials": kv_partials, "kv_counters": kv_counters}
         | {"finished": frame.counters(2), "FIRST": first, "BLOCKS": blocks}
-        | constants(frame, tile, int(columns), tokens)
+        | constants(frame, tile, columns, tokens)
         | row_arguments(frame, query, keys, int(frame.type_of("cos").shape[1])),
         (blocks, frame.tiles(tokens)),
         warps=tile.warps,

@@ -37,9 +37,9 @@ def _name(name: str, index: int) -> str:
 
 
 def _launch(frame: Frame, target: CudaTarget, members: Sequence[int]) -> None:
-    tokens, columns = frame.type_of("x").shape[0], int(frame.type_of("x").shape[1])
+    tokens = frame.type_of("x").shape[0]
     weights = [frame.type_of(_name("weight", index)) for index in members]
-    rows = tuple(int(weight.shape[0]) for weight in weights)
+    rows, columns = tuple(int(weight.shape[0]) for weight in weights), int(weights[0].shape[1])
     tile = tiling(weights[0].dtype, rows, columns, frame.bound(tokens), target)
     arguments: Arguments = {"x": frame.operand("x")}
     arguments |= constants(frame, tile, columns, tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.numeric import round_groups
+from v41c.codegen.cuda.numeric import quantize_groups, round_groups
 
 #: f32 values that a block adds at a time: 32 a thread of 4 warps
 _TOGETHER = tl.constexpr(4096)
@@ -78,7 +78,10 @@ def _norm(
     TAIL: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> None:
-    """u [BT, D] times `factor` [BT] and weight [D] in place, and its round trip to a format of groups of 32."""
+    """u [BT, D] times `factor` [BT] and weight [D] in place, and its round trip to a format of groups of 32.
+
+    Of an fp8 format, `quantized` may be packed rows: u8.
+    """
     for start in tl.range(0, D, TAIL, num_stages=STAGES):
         column = start + tl.arange(0, TAIL)
         mask = (t[:, None] < T) & (column[None, :] < D)
@@ -89,8 +92,16 @@ def _norm(
         tl.store(u + place, values, mask=mask)
         if quantized is not None:
             groups = tl.reshape(values.to(tl.float32), (BT, TAIL // 32, 32))
-            rounded = tl.reshape(round_groups(groups, FORMAT), (BT, TAIL))
-            tl.store(quantized + place, rounded.to(quantized.dtype.element_ty), mask=mask)
+            if quantized.dtype.element_ty == tl.uint8:
+                row = quantized + t[:, None].to(tl.int64) * (D + D // 32)
+                codes, scales = quantize_groups(groups, FORMAT)
+                tl.store(row + column[None, :], tl.reshape(codes, (BT, TAIL)).to(tl.uint8), mask=mask)
+                group = start // 32 + tl.arange(0, TAIL // 32)
+                inside = (t[:, None] < T) & (group[None, :] < D // 32)
+                tl.store(row + D + group[None, :], scales.to(tl.uint8), mask=inside)
+            else:
+                rounded = tl.reshape(round_groups(groups, FORMAT), (BT, TAIL))
+                tl.store(quantized + place, rounded.to(quantized.dtype.element_ty), mask=mask)
 
 
 @jit

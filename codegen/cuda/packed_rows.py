@@ -1,4 +1,4 @@
-"""Rows of caches and rings: f32 values as they are, or packed as `v41c.ir.formats` says, elements before scales."""
+"""Rows of caches, rings and activations: plain, or packed as `v41c.ir.formats` says, elements before scales."""
 
 from __future__ import annotations
 
@@ -82,6 +82,30 @@ def read_fp8_rows(
     codes = tl.load(start + WIDTH + group, mask=inside[:, None] & (group < WIDTH // 32), other=0)
     numbers = tl.reshape(decode_e4m3(elements), (rows.shape[0], BLOCK // 32, 32))
     return tl.reshape(numbers * decode_e8m0(codes)[:, :, None], (rows.shape[0], BLOCK))
+
+
+@jit
+def packed_row(row: tl.tensor, start: tl.tensor, K: tl.constexpr, BK: tl.constexpr) -> tl.tensor:
+    """f32 [BK]: columns from `start`, a multiple of 32, on of a packed fp8 row of K values; zeros beyond K."""
+    k = start + tl.arange(0, BK)
+    codes = tl.load(row + k, mask=k < K, other=0)
+    group = start // 32 + tl.arange(0, BK // 32)
+    scales = tl.load(row + K + group, mask=group < K // 32, other=0)
+    return tl.reshape(tl.reshape(decode_e4m3(codes), (BK // 32, 32)) * decode_e8m0(scales)[:, None], (BK,))
+
+
+@jit
+def packed_tile(
+    rows: tl.tensor, inside: tl.tensor, start: tl.tensor, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr
+) -> tl.tensor:
+    """bf16 [BT, BK], exact: the same columns of packed rows [BT]; zeros in those that are not `inside`."""
+    k = start + tl.arange(0, BK)
+    codes = tl.load(rows[:, None] + k[None, :], mask=inside[:, None] & (k[None, :] < K), other=0)
+    group = start // 32 + tl.arange(0, BK // 32)
+    mask = inside[:, None] & (group[None, :] < K // 32)
+    scales = tl.load(rows[:, None] + K + group[None, :], mask=mask, other=0)
+    numbers = tl.reshape(codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16), (BT, BK // 32, 32))
+    return tl.reshape(numbers * decode_e8m0(scales).to(tl.bfloat16)[:, :, None], (BT, BK))
 
 
 @jit

@@ -20,6 +20,7 @@ from v41c.codegen.cuda.frame import Arguments, Buffer, Frame
 from v41c.codegen.cuda.kernel import Constant
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import decode_e8m0, round_groups
+from v41c.codegen.cuda.packed_rows import packed_row, packed_tile
 from v41c.ir.types import Dim, DType
 from v41c.targets.cuda import CudaTarget
 
@@ -148,8 +149,9 @@ def product_block(
     """y[t, g·M + m] = Σ_k x[t, g, k] · weight[g·M + m, k] for one block: a tile's sum over its share of k.
 
     M is a constant or a scalar. Blocks of a tile follow one another, then tiles of M rows, then groups. With a FORMAT
-    of GROUP elements, y is rounded to its type, then to the format and back.
+    of GROUP elements, y is rounded to its type, then to the format and back. Rows of x that are u8 are packed ones.
     """
+    ROW: tl.constexpr = GROUPS * K + (K // 32 if x.dtype.element_ty == tl.uint8 else 0)
     tiles = (M + BM - 1) // BM
     STEPS: tl.constexpr = ((K + BK - 1) // BK + SPLITS - 1) // SPLITS
     tile = block // SPLITS
@@ -159,7 +161,7 @@ def product_block(
     m = group * M + row
     t = t_block * BT + tl.arange(0, BT)
     first = split * (STEPS * BK)
-    source = x + t.to(tl.int64) * (GROUPS * K) + group * K
+    source = x + t.to(tl.int64) * ROW + group * K
     if BT == 1:
         sums = _row_sums(source, weight, scale, m, first, GROUPS * M, K, STEPS, BM, BK, STAGES)
     else:
@@ -218,8 +220,12 @@ def _row_sums(
     """f32 [BM, 1] of one token, on the vector units."""
     sums = tl.zeros((BM, BK), tl.float32)
     for step in tl.range(STEPS, num_stages=STAGES):
-        k = first + step * BK + tl.arange(0, BK)
-        values = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
+        start = first + step * BK
+        k = start + tl.arange(0, BK)
+        if x.dtype.element_ty == tl.uint8:
+            values = packed_row(x, start, K, BK)
+        else:
+            values = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
         sums += load_weight(weight, scale, m, k, M, K, BK // 32).to(tl.float32) * values[None, :]
     return tl.sum(sums, axis=1)[:, None]
 
@@ -242,8 +248,12 @@ def _tile_sums(
     """f32 [BM, BT] on the tensor cores; the weight is their first operand, whose rows come in 64s."""
     sums = tl.zeros((BM, BT), tl.float32)
     for step in range(STEPS):
-        k = first + step * BK + tl.arange(0, BK)
-        values = tl.load(x[None, :] + k[:, None], mask=inside[None, :] & (k[:, None] < K), other=0.0)
+        start = first + step * BK
+        k = start + tl.arange(0, BK)
+        if x.dtype.element_ty == tl.uint8:
+            values = tl.trans(packed_tile(x, inside, start, K, BT, BK))
+        else:
+            values = tl.load(x[None, :] + k[:, None], mask=inside[None, :] & (k[:, None] < K), other=0.0)
         numbers = load_weight(weight, scale, m, k, M, K, BK // 32)
         sums = add_dot(numbers, values, sums)
     return sums

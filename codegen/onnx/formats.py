@@ -12,8 +12,10 @@ import math
 import ml_dtypes
 import numpy as np
 
-from v41c.codegen.onnx.body import E8M0, F8E4M3, U8, Array, Body, Term
+from v41c.codegen.onnx.body import E8M0, ELEMENT, F8E4M3, U8, Array, Body, Term
+from v41c.ir import packed
 from v41c.ir.formats import E2M1, FORMATS, Format
+from v41c.ir.types import DType
 
 
 def round_trip(f: Body, x: Term, format: str) -> Term:
@@ -56,6 +58,13 @@ def read_rows(f: Body, cache: Term, format: str, width: int) -> Term:
 def write_rows(f: Body, x: Term, format: str, cache: Term) -> Term:
     """x [..., width] as the cache stores it: packed if the cache is u8, plain if f32."""
     return f.call(pack, x, format=format) if cache.dtype == U8 else x.wide
+
+
+def row_values(f: Body, x: Term) -> Term:
+    """Activations [T, K]: as they are, or of packed rows bf16."""
+    if x.dtype != U8:
+        return x
+    return f.call(unpack, x, format=packed.FORMAT, width=packed.width(int(x.shape[1]))).to(ELEMENT[DType.BF16])
 
 
 def weight_values(f: Body, weight: Term, scale: Term | None) -> Term:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from v41c.codegen.onnx.body import U8, Body, Term
-from v41c.codegen.onnx.formats import round_trip, weight_values
+from v41c.codegen.onnx.formats import round_trip, row_values, weight_values
 from v41c.codegen.onnx.swiglu import gated
 from v41c.ir.ops.moe_experts import MoeExperts
 
@@ -22,6 +22,7 @@ def body(
     w2_scale: Term | None = None,
 ) -> Term:
     """Products, activations and outputs are rounded to the type of x, the outputs of a token summed in f32."""
+    x = row_values(f, x)
 
     def chosen(stack: Term, scale: Term | None, experts: Term) -> Term:
         weight = f.Gather(stack if stack.dtype == U8 or scale is None else stack.wide, experts)

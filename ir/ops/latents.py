@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from v41c.ir.fused import FusedOp, Run
 from v41c.ir.op import Example, seeded
@@ -25,6 +25,7 @@ class Latents(FusedOp):
     eps: float
     q_format: str
     kv_format: str
+    packable: ClassVar[tuple[str, ...]] = LinearGroup.packable
 
     def infer(
         self,
@@ -58,6 +59,7 @@ class Latents(FusedOp):
         for (x, weight, scale), formats, pairs in (
             (products[0].operands, ("fp8_e8m0_32", "fp8_e8m0_32"), 8),
             (products[1].operands, ("none", "none"), 16),
+            (products[-1].operands, ("fp8_e8m0_32", "fp8_e8m0_32"), 8),
         ):
             if x is None or weight is None:
                 continue

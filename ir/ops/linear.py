@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from v41c.ir import formats
+from v41c.ir import formats, packed
 from v41c.ir.op import FLOATS, Example, Op, product, seeded
 from v41c.ir.types import DType, TensorType
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 class Linear(Op):
     """out[t, m] = Σ_k x[t, k] · weight[m, k] · scale[m // 32, k // 32]
 
-    f32 accumulation in ascending k, rounded to `out`. The input is used as it is: its quantisation is a `round_trip`.
+    f32 accumulation in ascending k, rounded to `out`. The input is used as it is: its quantisation is a `round_trip`,
+    or `pack_rows`, whose rows stand for the same values.
     """
 
     out: str
+    packable: ClassVar[tuple[str, ...]] = ("x",)
 
     def infer(self, x: TensorType, weight: TensorType, scale: TensorType | None = None) -> TensorType:
+        x = packed.values_type(self, "x", x)
         self.require_dtype("x", x, *FLOATS)
         self.require_rank("x", x, 2)
         self.require_dtype("weight", weight, *FLOATS, DType.F8E4M3)
@@ -41,7 +44,7 @@ class Linear(Op):
     def reference(self, x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         import torch
 
-        y = torch.nn.functional.linear(x.float(), formats.dequantize(weight, scale))
+        y = torch.nn.functional.linear(packed.values(x).float(), formats.dequantize(weight, scale))
         return y if self.out == "f32" else y.bfloat16()
 
     def flops(self, x: TensorType, weight: TensorType, scale: TensorType | None = None) -> int:
@@ -60,3 +63,8 @@ class Linear(Op):
         yield Example(cls("f32"), (normal(4, 50, dtype="bf16"), normal(19, 50, dtype="bf16"), None))
         yield Example(cls("bf16"), (normal(2, 64, dtype="bf16"), normal(48, 64, dtype="bf16"), None))
         yield Example(cls("f32"), (normal(5, 24), normal(70, 24), None))
+        x = formats.pack(normal(3, 96, dtype="bf16"), packed.FORMAT)
+        weight = (normal(64, 96) * 60).to(torch.float8_e4m3fn)
+        codes = torch.arange(6).view(2, 3) % 5 + 118
+        yield Example(cls("bf16"), (x, weight, codes.to(torch.uint8).view(torch.float8_e8m0fnu)))
+        yield Example(cls("f32"), (x, normal(33, 96, dtype="bf16"), None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from v41c.ir.fused import FusedOp, Run
 from v41c.ir.op import Example
@@ -23,6 +23,7 @@ class LinearGroup(FusedOp):
     """
 
     out: str
+    packable: ClassVar[tuple[str, ...]] = Linear.packable
 
     def infer(
         self,

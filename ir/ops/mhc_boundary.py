@@ -18,14 +18,15 @@ class MhcBoundary(FusedOp):
     """X' = update(X, y, post, comb);  u = norm(mix(X', pre));  pre', post', comb' = coefficients(X')
 
     The composition of `hc_update`, `hc_mix`, `rms_norm` and `hc_coefficients`, with their roundings. `format` adds the
-    round trip of u as another result ("none": no such result). X and y are read once, X' and u written once: (2N+2)·D
-    values a token against the (4N+4)·D of the parts.
+    round trip of u as another result ("none": no such result), `packed` its packed rows instead, for products alone.
+    X and y are read once, X' and u written once: (2N+2)·D values a token against the (4N+4)·D of the parts.
     """
 
     norm_eps: float
     eps: float
     iterations: int
     format: str
+    packed: bool = False
 
     def infer(
         self,
@@ -44,7 +45,7 @@ class MhcBoundary(FusedOp):
     @property
     def entry(self) -> MhcEnter:
         """What happens to the new stream."""
-        return MhcEnter(self.norm_eps, self.eps, self.iterations, self.format)
+        return MhcEnter(self.norm_eps, self.eps, self.iterations, self.format, self.packed)
 
     def compose(self, run: Run, *operands: Any) -> tuple[Any, ...]:
         stream, y, post, comb, *rest = operands
@@ -54,14 +55,15 @@ class MhcBoundary(FusedOp):
     @classmethod
     def examples(cls) -> Iterator[Example]:
         normal = seeded(27)
-        for tokens, copies, width, dtype, format in (
-            (3, 4, 64, "bf16", "fp8_e8m0_32"),
-            (1, 4, 96, "bf16", "none"),
-            (5, 2, 33, "f32", "none"),
+        for tokens, copies, width, dtype, format, rows_packed in (
+            (3, 4, 64, "bf16", "fp8_e8m0_32", False),
+            (1, 4, 96, "bf16", "none", False),
+            (5, 2, 33, "f32", "none", False),
+            (3, 4, 96, "bf16", "fp8_e8m0_32", True),
         ):
             outputs = (2 + copies) * copies
             yield Example(
-                cls(1e-20, 1e-6, 20, format),
+                cls(1e-20, 1e-6, 20, format, rows_packed),
                 (
                     normal(tokens, copies, width, dtype=dtype),
                     normal(tokens, width, dtype=dtype),

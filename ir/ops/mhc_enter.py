@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from v41c.ir import packed
 from v41c.ir.fused import FusedOp, Run
 from v41c.ir.op import Example, seeded
 from v41c.ir.ops.hc_coefficients import HcCoefficients
 from v41c.ir.ops.hc_mix import HcMix
+from v41c.ir.ops.pack_rows import PackRows
 from v41c.ir.ops.rms_norm import RmsNorm
 from v41c.ir.ops.round_trip import RoundTrip
 from v41c.ir.types import TensorType
@@ -21,13 +23,14 @@ class MhcEnter(FusedOp):
 
     The composition of `hc_mix`, `rms_norm` and `hc_coefficients`, with their roundings, for the first sublayer of a
     graph and for one behind an Engram, whose gate needs a whole pass of its own. `format` adds the round trip of u as
-    another result ("none": no such result).
+    another result ("none": no such result), `packed` its packed rows instead, for products alone.
     """
 
     norm_eps: float
     eps: float
     iterations: int
     format: str
+    packed: bool = False
 
     def infer(
         self,
@@ -49,19 +52,25 @@ class MhcEnter(FusedOp):
         stream, pre, fn, scale, base, weight = operands
         (mixed,) = run(HcMix(), stream, pre)
         (u,) = run(RmsNorm(self.norm_eps), mixed, weight)
-        quantized = () if self.format == "none" else run(RoundTrip(self.format), u)
-        return u, *quantized, *run(self.coefficients, stream, fn, scale, base)
+        return u, *self._quantized(run, u), *run(self.coefficients, stream, fn, scale, base)
+
+    def _quantized(self, run: Run, u: Any) -> tuple[Any, ...]:
+        if self.packed:
+            self.require(self.format == packed.FORMAT, "packed format", packed.FORMAT, self.format)
+            return run(PackRows(self.format), u)
+        return () if self.format == "none" else run(RoundTrip(self.format), u)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
         normal = seeded(28)
-        for tokens, copies, width, dtype, format in (
-            (3, 4, 64, "bf16", "fp8_e8m0_32"),
-            (1, 2, 33, "f32", "none"),
+        for tokens, copies, width, dtype, format, rows_packed in (
+            (3, 4, 64, "bf16", "fp8_e8m0_32", False),
+            (1, 2, 33, "f32", "none", False),
+            (3, 4, 96, "bf16", "fp8_e8m0_32", True),
         ):
             outputs = (2 + copies) * copies
             yield Example(
-                cls(1e-20, 1e-6, 20, format),
+                cls(1e-20, 1e-6, 20, format, rows_packed),
                 (
                     normal(tokens, copies, width, dtype=dtype),
                     normal(tokens, copies).sigmoid(),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from v41c.ir import formats
+from v41c.ir import formats, packed
 from v41c.ir.op import FLOATS, Example, Op, product, seeded
 from v41c.ir.ops.swiglu import gated
 from v41c.ir.types import DType, TensorType, f32
@@ -20,13 +20,14 @@ class MoeExperts(Op):
     """out[t] = Σ_i expert_i(x[t], w_i);  expert(u, w) = w2 · q(w · silu(min(w1·u, L)) · clamp(w3·u, −L, L))
 
     Products accumulate in f32 over ascending k; w1·u, w3·u, the activation and each expert's output are rounded to the
-    dtype of x; q is the round trip `format` ("none": the identity). Outputs are summed in f32 in ascending expert
-    order.
+    dtype of x, of packed rows bf16; q is the round trip `format` ("none": the identity). Outputs are summed in f32 in
+    ascending expert order.
     Weights are stacks [E, M, K]: f4e2m1 with e8m0 [E, M, K/32], f8e4m3 with e8m0 [E, M/32, K/32], bf16 or f32.
     """
 
     limit: float
     format: str
+    packable: ClassVar[tuple[str, ...]] = ("x",)
     #: a token's experts in any order, with their weights: the sum is in the order of the experts
     exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = ((("ids", 1), ("weights", 1)),)
 
@@ -42,6 +43,7 @@ class MoeExperts(Op):
         w3_scale: TensorType | None = None,
         w2_scale: TensorType | None = None,
     ) -> TensorType:
+        x = packed.values_type(self, "x", x)
         self.require_dtype("x", x, *FLOATS)
         self.require_rank("x", x, 2)
         tokens, width = x.shape
@@ -81,6 +83,8 @@ class MoeExperts(Op):
         w2_scale: Tensor | None = None,
     ) -> Tensor:
         import torch
+
+        x = packed.values(x)
 
         def product_with(u: Tensor, stack: Tensor, scale: Tensor | None, expert: int) -> Tensor:
             weight = formats.dequantize(stack[expert], None if scale is None else scale[expert])
@@ -136,12 +140,14 @@ class MoeExperts(Op):
         import torch
 
         normal = seeded(21)
-        for kind, tokens, experts, chosen, width, inner in (
-            ("f4e2m1", 1, 5, 2, 64, 96),
-            ("f4e2m1", 9, 4, 3, 96, 64),
-            ("f8e4m3", 7, 3, 1, 64, 32),
-            ("bf16", 3, 4, 2, 40, 24),
-            ("f32", 5, 4, 2, 40, 24),
+        for kind, tokens, experts, chosen, width, inner, rows_packed in (
+            ("f4e2m1", 1, 5, 2, 64, 96, False),
+            ("f4e2m1", 9, 4, 3, 96, 64, False),
+            ("f8e4m3", 7, 3, 1, 64, 32, False),
+            ("bf16", 3, 4, 2, 40, 24, False),
+            ("f32", 5, 4, 2, 40, 24, False),
+            ("f4e2m1", 9, 4, 3, 96, 64, True),
+            ("f8e4m3", 7, 3, 1, 64, 32, True),
         ):
             stacks: list[Tensor] = []
             scales: list[Tensor | None] = []
@@ -162,6 +168,7 @@ class MoeExperts(Op):
             ids = normal(tokens, experts).argsort(1)[:, :chosen].sort(1).values.int()
             quantized = kind.startswith("f4") or kind.startswith("f8")
             x = normal(tokens, width, dtype="f32" if kind == "f32" else "bf16")
-            x = formats.round_trip(x, "fp8_e8m0_32") if quantized else x
+            if quantized:
+                x = formats.pack(x, packed.FORMAT) if rows_packed else formats.round_trip(x, packed.FORMAT)
             weights = normal(tokens, chosen).sigmoid()
             yield Example(cls(2.0, "fp8_e8m0_32" if quantized else "none"), (x, ids, weights, *stacks, *scales))

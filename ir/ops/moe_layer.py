@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from v41c.ir import formats
+from v41c.ir import formats, packed
 from v41c.ir.fused import FusedOp, Run
 from v41c.ir.op import FLOATS, Example
 from v41c.ir.ops.add import Add
@@ -33,6 +33,7 @@ class MoeLayer(FusedOp):
     format: str
     shared_format: str
     out: str
+    packable: ClassVar[tuple[str, ...]] = ("x", "shared_x")
     #: as in `moe_experts`
     exchangeable: ClassVar[tuple[tuple[tuple[str, int], ...], ...]] = MoeExperts.exchangeable
 
@@ -85,7 +86,7 @@ class MoeLayer(FusedOp):
                 raise TypeError("an example without experts")
             shared = [_shared(stack, scale) for stack, scale in zip((w1, w3, w2), scales, strict=True)]
             attributes = example.op.attributes()
-            op = cls(**attributes, shared_format=attributes["format"], out=str(type_of(x).dtype))
+            op = cls(**attributes, shared_format=attributes["format"], out=str(type_of(packed.values(x)).dtype))
             matrices = [weight for weight, _ in shared]
             yield Example(op, (x, ids, weights, w1, w3, w2, x, *matrices, *scales, *(scale for _, scale in shared)))
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tests.codegen.harness import Array, Library, aligned, poisoned
-from v41c.codegen.cpu import kernel_for, layouts
+from v41c.codegen.cpu import kernel_for, layouts, needs_packed
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir import formats
-from v41c.ir.op import Op
+from v41c.ir.op import Example, Op
 from v41c.ir.torch_types import type_of
 from v41c.ir.types import TensorType
 from v41c.targets.target import CpuTarget
@@ -101,6 +101,11 @@ class Subject:
     def _packed(self, index: int, array: Array, operand: Tensor) -> Array:
         layout = self.kernel.layouts.get(index)
         return array if layout is None else aligned(layouts.pack(layout, array, type_of(operand).dtype))
+
+
+def examples_without_packed(op: type[Op]) -> tuple[Example, ...]:
+    """The examples of an operation that CPUs have kernels for: none with packed rows of activations."""
+    return tuple(e for e in op.examples() if not needs_packed(e.op, symbolic_types(e.op, e.operands)[0]))
 
 
 def build(subjects: Iterable[Subject], target: CpuTarget) -> Library:

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from tests.codegen.harness import Library
-from tests.codegen.sparse_harness import Operands, Subject, build, reference, rows_of, same
+from tests.codegen.sparse_harness import (
+    Operands,
+    Subject,
+    build,
+    examples_without_packed,
+    reference,
+    rows_of,
+    same,
+)
 from v41c.codegen.cpu import kernel_for
 from v41c.errors import UnsupportedError
 from v41c.ir import formats
@@ -76,7 +84,7 @@ def target(request: pytest.FixtureRequest) -> CpuTarget:
 
 @cache
 def examples(name: str) -> tuple[Example, ...]:
-    return tuple(op_types()[name].examples())
+    return examples_without_packed(op_types()[name])
 
 
 @cache

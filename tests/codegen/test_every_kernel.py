@@ -13,13 +13,23 @@ import torch
 from torch import Tensor
 
 from tests.codegen.harness import Library
-from tests.codegen.sparse_harness import Subject, build, reference, rows_of, same
-from v41c.codegen.cpu import has_kernel
+from tests.codegen.sparse_harness import (
+    Subject,
+    build,
+    examples_without_packed,
+    reference,
+    rows_of,
+    same,
+    symbolic_types,
+)
+from v41c.codegen.cpu import has_kernel, kernel_for, needs_packed
+from v41c.errors import UnsupportedError
 from v41c.ir.op import Example
 from v41c.ir.ops import op_types
 from v41c.targets import x86_64
 
-NAMES = sorted(op_types())
+#: packed rows of activations are for targets that say so
+NAMES = sorted(op_types().keys() - {"pack_rows"})
 #: f32 results of the examples are of magnitude ten at most, sums of up to 400 terms
 ABSOLUTE = 400 * 2.0**-24 * 10
 #: a bf16 result may round to its neighbour, and a product of such results move by a few of those steps
@@ -29,7 +39,10 @@ RELATIVE = 2.0**-6
 @cache
 def built(name: str) -> tuple[Library, tuple[tuple[Example, Subject], ...]]:
     target = x86_64.host()
-    pairs = [(example, Subject.of(example.op, example.operands, target, 40)) for example in op_types()[name].examples()]
+    pairs = [
+        (example, Subject.of(example.op, example.operands, target, 40))
+        for example in examples_without_packed(op_types()[name])
+    ]
     return build((subject for _, subject in pairs), target), tuple(pairs)
 
 
@@ -62,3 +75,21 @@ def test_an_empty_step(name: str) -> None:
     operands = rows_of(example.op, example.operands, slice(0))
     for ours, theirs in zip(subject.call(library, operands), reference(example.op, operands), strict=True):
         assert same(ours, theirs)
+
+
+def test_packed_rows_of_activations_are_refused() -> None:
+    """Never a kernel that takes bytes for floats."""
+    target = x86_64.host()
+    refused = set()
+    for op in op_types().values():
+        for example in op.examples():
+            types, _ = symbolic_types(example.op, example.operands)
+            if needs_packed(example.op, types):
+                message = rf"{op.name()} on {target.name}: activations: expected bf16 or f32, got packed rows"
+                with pytest.raises(UnsupportedError, match=message):
+                    kernel_for(example.op, types, example.op.infer_results(types), target, {"T": 16})
+                refused.add(op.name())
+    products = {"linear", "linear_group", "latents", "moe_experts", "moe_layer"}
+    assert refused == products | {"mhc_boundary", "mhc_enter"}
+    assert products == {name for name, op in op_types().items() if op.packable}
+    assert not has_kernel("pack_rows")

@@ -26,7 +26,13 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CHANGING = (quantize, remove_quantization)
 #: on which every gathering pays and no table stays in memory
 MACHINE = SimpleNamespace(
-    kept_bytes=0, memory_bytes_per_second=1e30, dequantised_per_second=1.0, launch_seconds=0.0, runs_aside=False
+    name="none",
+    kept_bytes=0,
+    memory_bytes_per_second=1e30,
+    dequantised_per_second=1.0,
+    launch_seconds=0.0,
+    runs_aside=False,
+    packs_activations=True,
 )
 PASSES = [pytest.param(entry, id=entry.NAME) for entry, _ in PIPELINE]
 

@@ -40,9 +40,10 @@ def test_all_and_each_optional_pass_left_out() -> None:
 
 def test_a_pass_that_is_off_is_added() -> None:
     every = tuple(entry.NAME for entry, _ in PIPELINE)
-    assert set(every) - set(pass_names()) == set(OPT_IN) == {"quantize"}
-    assert choose_passes("+quantize") == choose_passes("all,+quantize") == every
-    assert choose_passes("-plan-memory,+quantize") == every[:-1]
+    assert set(every) - set(pass_names()) == set(OPT_IN) == {"quantize", "pack-activations"}
+    assert choose_passes("+quantize,+pack-activations") == choose_passes("all,+quantize,+pack-activations") == every
+    assert choose_passes("-plan-memory,+quantize,+pack-activations") == every[:-1]
+    assert set(every) - set(choose_passes("+quantize")) == {"pack-activations"}
     assert choose_passes("+fuse-mhc,-quantize") == pass_names()
     assert choose_passes("quantize," + ",".join(REQUIRED)) == ("quantize", *REQUIRED)
 

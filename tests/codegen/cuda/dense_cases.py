@@ -23,6 +23,7 @@ from v41c.targets.cuda import CudaTarget
 COPIES, WIDTH, OUTPUTS, VOCABULARY = 4, 5120, 24, 129_280
 _STREAM = TensorType(DType.BF16, ("T", COPIES, WIDTH))
 _X = TensorType(DType.BF16, ("T", WIDTH))
+_PACKED = TensorType(DType.U8, ("T", WIDTH + WIDTH // 32))
 _SHARES = TensorType(DType.F32, ("T", COPIES))
 _MIXES = TensorType(DType.F32, ("T", COPIES, COPIES))
 _WEIGHTS = (
@@ -68,9 +69,15 @@ CASES = {
     "boundary": Case(
         MhcBoundary(1e-20, 1e-6, 20, "fp8_e8m0_32"), (_STREAM, _X, _SHARES, _MIXES, _SHARES, *_WEIGHTS, _NORM), True
     ),
+    "packed boundary": Case(
+        MhcBoundary(1e-20, 1e-6, 20, "fp8_e8m0_32", packed=True),
+        (_STREAM, _X, _SHARES, _MIXES, _SHARES, *_WEIGHTS, _NORM),
+        True,
+    ),
     "enter": Case(MhcEnter(1e-20, 1e-6, 20, "fp8_e8m0_32"), (_STREAM, _SHARES, *_WEIGHTS, _NORM), True),
     "coefficients": Case(HcCoefficients(1e-20, 1e-6, 20), (_STREAM, *_WEIGHTS), True),
     "fp8": Case(Linear("bf16"), (_X, *_fp8(1280, WIDTH)), True),
+    "packed fp8": Case(Linear("bf16"), (_PACKED, *_fp8(1280, WIDTH)), True),
     "bf16": Case(Linear("f32"), (_X, TensorType(DType.BF16, (VOCABULARY, WIDTH)), None), True),
     "f32": Case(Linear("f32"), (_X, TensorType(DType.F32, (512, WIDTH)), None), False),
     "group": Case(LinearGroup("bf16"), _group(1280, 512), True),

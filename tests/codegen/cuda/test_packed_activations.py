@@ -1,0 +1,130 @@
+"""Packed rows of activations: boundaries write those of their round trip, products give the bits that it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.codegen.cuda.harness import Subject
+from tests.codegen.sparse_harness import Operands, same
+from v41c.ir import formats, packed
+from v41c.ir.op import Example, Op, seeded
+from v41c.ir.ops import op_types
+from v41c.ir.ops.linear import Linear
+from v41c.ir.ops.mhc_boundary import MhcBoundary
+from v41c.ir.ops.mhc_enter import MhcEnter
+from v41c.targets.cuda import SM_90
+
+PRODUCTS = sorted(name for name, op in op_types().items() if op.packable)
+#: one token, a tile of few, of many
+VARIANTS = SM_90.variants
+
+
+def call(op: Op, operands: Operands, bound: int) -> tuple[Tensor, ...]:
+    return Subject.of(op, operands, SM_90, bound).call(operands)
+
+
+def packed_examples(name: str) -> Iterator[Example]:
+    """Examples of an operation that take packed rows."""
+    op = op_types()[name]
+    places = [index for index, declared in enumerate(op.operands()) if declared.name in op.packable]
+    for example in op.examples():
+        if all((x := example.operands[index]) is not None and x.dtype == torch.uint8 for index in places):
+            yield example
+
+
+@pytest.mark.parametrize("bound", VARIANTS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_packed_rows_are_those_of_their_values(name: str, bound: int) -> None:
+    found = list(packed_examples(name))
+    assert found
+    for example in found:
+        declared = [operand.name for operand in example.op.operands()]
+        first = example.operands[0]
+        assert first is not None
+        tokens = min(bound, len(first))
+        cut = tuple(
+            operand[:tokens]
+            if operand is not None and operand.shape[0] == len(first) and operand.dim() == 2
+            else operand
+            for operand in example.operands
+        )
+        plain = tuple(
+            packed.values(operand) if operand is not None and name in example.op.packable else operand
+            for name, operand in zip(declared, cut, strict=True)
+        )
+        for ours, theirs in zip(call(example.op, cut, bound), call(example.op, plain, bound), strict=True):
+            assert same(ours, theirs)
+
+
+@pytest.mark.parametrize(("bound", "columns"), [(1, 4128), (16, 1120), (512, 2080)])
+@pytest.mark.parametrize("kind", ["fp8", "f32"])
+def test_sums_that_blocks_share(bound: int, columns: int, kind: str) -> None:
+    """Widths that leave the last step and the last block less than the others: no scale is read as a code."""
+    normal = seeded(1)
+    x = normal(min(bound, 3), columns, dtype="bf16") * torch.exp2(normal(min(bound, 3), 1) * 6).bfloat16()
+    weight: tuple[Tensor, Tensor | None] = (normal(40, columns), None)
+    if kind == "fp8":
+        codes = torch.arange(2 * columns // 32).view(2, -1) % 5 + 119
+        scales = codes.to(torch.uint8).view(torch.float8_e8m0fnu)
+        weight = ((normal(40, columns) * 60).to(torch.float8_e4m3fn), scales)
+    rows = formats.pack(x, packed.FORMAT)
+    (ours,) = call(Linear("f32"), (rows, *weight), bound)
+    (theirs,) = call(Linear("f32"), (formats.round_trip(x, packed.FORMAT), *weight), bound)
+    assert same(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the NaNs that are planted here
+@pytest.mark.parametrize("bound", [16, 512])
+def test_rows_do_not_depend_on_their_neighbours(bound: int) -> None:
+    """Bytes of 255 are NaN, as codes and as scales."""
+    normal = seeded(2)
+    rows, weight = formats.pack(normal(5, 96, dtype="bf16"), packed.FORMAT), normal(40, 96, dtype="bf16")
+    subject = Subject.of(Linear("f32"), (rows, weight, None), SM_90, bound)
+    (whole,) = subject.call((rows, weight, None))
+    spoilt = rows.clone()
+    spoilt[2] = 255
+    (result,) = subject.call((spoilt, weight, None))
+    assert result[2].isnan().all()
+    assert same(result[[0, 1, 3, 4]], whole[[0, 1, 3, 4]])
+
+
+def boundary(tokens: int, width: int, scale: float) -> Operands:
+    normal = seeded(width)
+    copies, outputs = 4, 24
+    return (
+        normal(tokens, copies, width, scale=scale, dtype="bf16"),
+        normal(tokens, width, scale=scale, dtype="bf16"),
+        normal(tokens, copies).sigmoid(),
+        normal(tokens, copies, copies).softmax(-1),
+        normal(tokens, copies).sigmoid(),
+        normal(outputs, copies * width, scale=(copies * width) ** -0.5),
+        normal(3).abs() + 0.5,
+        normal(outputs),
+        normal(width, dtype="bf16") * torch.exp2(normal(width) * 6).bfloat16(),
+    )
+
+
+@pytest.mark.parametrize("bound", [*VARIANTS, 4096])
+@pytest.mark.parametrize(("width", "scale"), [(32, 1.0), (288, 2.0**20), (1056, 1.0)])
+@pytest.mark.parametrize("kind", [MhcBoundary, MhcEnter])
+def test_a_boundary_packs_its_round_trip(
+    kind: type[MhcBoundary | MhcEnter], width: int, scale: float, bound: int
+) -> None:
+    """One launch; all other results are the same, and the rows are those that packing the norm itself gives."""
+    operands = boundary(min(bound, 5), width, scale)
+    operands = operands if kind is MhcBoundary else (operands[0], *operands[4:])
+    op = kind(1e-20, 1e-6, 20, packed.FORMAT)
+    plain = call(op, operands, bound)
+    subject = Subject.of(replace(op, packed=True), operands, SM_90, bound)
+    found = subject.call(operands)
+    assert len(subject.kernel.launches) == 1
+    place = 2 if kind is MhcBoundary else 1
+    assert same(found[place], formats.pack(found[place - 1], packed.FORMAT))
+    assert same(packed.values(found[place]), plain[place])
+    for index, (ours, theirs) in enumerate(zip(found, plain, strict=True)):
+        assert index == place or same(ours, theirs)

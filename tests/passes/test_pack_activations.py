@@ -1,0 +1,209 @@
+"""pack-activations: which boundaries pack, what that saves, and that no bit moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.traced import context, traced
+from v41c.codegen.cuda.kernel import CudaKernel
+from v41c.codegen.kernel import Kernel
+from v41c.compile import CompileOptions, compile, pass_context
+from v41c.errors import UsageError
+from v41c.frontend.presets import TRAINED_CHECKPOINT
+from v41c.ir.build import Builder
+from v41c.ir.graph import Graph, Module, Node, Value
+from v41c.ir.op import Op
+from v41c.ir.ops.add import Add
+from v41c.ir.ops.linear import Linear
+from v41c.ir.ops.mhc_boundary import MhcBoundary
+from v41c.ir.ops.mhc_enter import MhcEnter
+from v41c.ir.ops.moe_layer import MoeLayer
+from v41c.ir.types import DType, TensorType, f32, i32
+from v41c.passes import pack_activations, select_kernels
+from v41c.passes.pipeline import choose_passes, pass_names, run_pipeline
+from v41c.targets import cuda, x86_64
+from v41c.verify import verify_stages
+
+WIDTH, COPIES, OUTPUTS = 64, 2, 8
+FORMAT = "fp8_e8m0_32"
+_BOUNDARY = (MhcBoundary, MhcEnter)
+
+
+class Written:
+    """A graph of one boundary, and readers of the round trip that it makes."""
+
+    def __init__(self, dtype: DType = DType.BF16, format: str = FORMAT) -> None:
+        self.builder = Builder("model")
+        stream = self.builder.input("stream", TensorType(dtype, ("T", COPIES, WIDTH)))
+        weights = [
+            self.builder.weight(name, kind)
+            for name, kind in (
+                ("fn", f32(OUTPUTS, COPIES * WIDTH)),
+                ("scale", f32(3)),
+                ("base", f32(OUTPUTS)),
+                ("norm", TensorType(dtype, (WIDTH,))),
+            )
+        ]
+        pre = self.builder.input("pre", f32("T", COPIES))
+        op = MhcEnter(1e-6, 1e-6, 2, format)
+        self.u, *self.results = self.builder.apply(op, stream, pre, *weights)
+        self.rounded = self.results[0]
+        self.outputs: list[Value] = []
+
+    def fp8(self, name: str, rows: int = 32, columns: int = WIDTH) -> tuple[Value, Value]:
+        """A weight and its scales."""
+        weight = self.builder.weight(name, TensorType(DType.F8E4M3, (rows, columns)))
+        scale = self.builder.weight(f"{name}.scale", TensorType(DType.E8M0, (rows // 32, columns // 32)))
+        return weight, scale
+
+    def read(self, op: Op, *operands: Value | None) -> None:
+        self.outputs += self.builder.apply(op, *operands)
+
+    def product(self, x: Value, name: str = "w") -> None:
+        self.read(Linear("bf16"), x, *self.fp8(name))
+
+    def experts(self, x: Value, shared_x: Value) -> None:
+        ids, weights = self.builder.input("ids", i32("T", 2)), self.builder.input("weights", f32("T", 2))
+        stacks, scales = [], []
+        for name, rows, columns in (("w1", 32, WIDTH), ("w3", 32, WIDTH), ("w2", WIDTH, 32)):
+            stacks.append(self.builder.weight(name, TensorType(DType.F8E4M3, (4, rows, columns))))
+            kind = TensorType(DType.E8M0, (4, rows // 32, columns // 32))
+            scales.append(self.builder.weight(f"{name}.scale", kind))
+        shared = [self.fp8(f"shared.{n}", *size) for n, size in zip("132", ((32, 64), (32, 64), (64, 32)), strict=True)]
+        self.read(
+            MoeLayer(2.0, FORMAT, FORMAT, "bf16"),
+            *(x, ids, weights, *stacks, shared_x, *(weight for weight, _ in shared)),
+            *(*scales, *(scale for _, scale in shared)),
+        )
+
+    def packs(self) -> bool:
+        """Whether the boundary packs; a graph in which it does not is returned as it is."""
+        module = Module((self.builder.finish(*self.outputs),))
+        after = pack_activations.run(module, context("release"))
+        after.verify()
+        packed = bool(packing(after["model"]))
+        assert packed or after is module
+        return packed
+
+
+def packing(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if isinstance(node.op, _BOUNDARY) and node.op.packed]
+
+
+def test_products_alone_read_packed_rows() -> None:
+    written = Written()
+    written.product(written.rounded)
+    written.product(written.rounded, "w.2")
+    written.experts(written.rounded, written.rounded)
+    written.read(Add("bf16"), written.u, written.u)
+    assert written.packs()
+
+
+def test_another_reader_keeps_the_floats() -> None:
+    written = Written()
+    written.product(written.rounded)
+    written.read(Add("bf16"), written.rounded, written.u)
+    assert not written.packs()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_experts_that_share_no_input_keep_the_floats(first: bool) -> None:
+    """Both inputs of a layer are packed, or none."""
+    written = Written()
+    written.experts(*((written.rounded, written.u) if first else (written.u, written.rounded)))
+    assert not written.packs()
+
+
+def test_an_output_and_what_nobody_reads_stay_floats() -> None:
+    written = Written()
+    written.product(written.rounded)
+    written.outputs.append(written.rounded)
+    assert not written.packs()
+    unread = Written()
+    unread.outputs.append(unread.u)
+    assert not unread.packs()
+
+
+def test_other_types_and_formats_stay_floats() -> None:
+    """Packed rows stand for bf16, in the one format that products read; without a format there is nothing to pack."""
+    for written in (Written(DType.F32), Written(format="fp4_e8m0_32")):
+        written.product(written.rounded)
+        assert not written.packs()
+    plain = Written(format="none")
+    plain.product(plain.u)
+    assert not plain.packs()
+
+
+def fused() -> Module:
+    """The shipped model's graphs up to this pass, which is off unless asked for."""
+    names = pass_names()
+    assert pack_activations.NAME not in names
+    chosen = names[: names.index(select_kernels.NAME)]
+    *_, last = run_pipeline(traced("tiny-v41")[1], context("release"), chosen)
+    return last.module
+
+
+def test_every_boundary_of_the_shipped_model_packs_for_33_64_of_the_bytes() -> None:
+    """Twelve layers of two sublayers and a draft head's; the ledger counts one write and every product's read less."""
+    before = fused()
+    after = pack_activations.run(before, context("release"))
+    after.verify()
+    assert len(before) == len(after)
+    dims = {"S": 1, "T": 3, "R": 3, "C1": 64, "C2": 32, "C4": 16, "C128": 16}
+    for old, new in zip(before, after, strict=True):
+        found = packing(new)
+        assert len(found) == sum(isinstance(node.op, _BOUNDARY) for node in old.nodes)
+        saved = 0
+        for node in found:
+            (rows,) = (value for value in node.results if value.type.dtype == DType.U8)
+            plain = TensorType(DType.BF16, (3, 192)).size_bytes
+            assert 64 * rows.type.bind(dims).size_bytes == 33 * plain
+            assert rows.name.endswith(".packed")
+            readings = sum(value is rows for reader in new.users[rows] for value in reader.operands)
+            readings //= len(new.users[rows])
+            saved += (1 + readings * len(set(new.users[rows]))) * plain * 31 // 64
+        assert new.cost(dims).activation_bytes == old.cost(dims).activation_bytes - saved
+        assert replace(new.cost(dims), activation_bytes=0, flops=0) == replace(
+            old.cost(dims), activation_bytes=0, flops=0
+        )
+
+
+def test_the_verification_of_passes_finds_no_bit_moved() -> None:
+    """What is packed has another name: it is no longer the same value."""
+    source, module = traced("case_02")
+    names = (*choose_passes("+pack-activations"),)
+    chosen = [name for name in names[: names.index(select_kernels.NAME)] if name not in ("restrict-candidates",)]
+    stages = list(run_pipeline(module, context("release"), chosen))
+    verdict = verify_stages(stages[-2:], source).passes[-1]
+    assert (verdict.name, verdict.outcome, verdict.passed) == (pack_activations.NAME, "exact", True)
+    assert verdict.compared > 0
+
+
+def test_a_cpu_refuses(tmp_path: Path) -> None:
+    options = CompileOptions(target=x86_64.V3.name, passes="+pack-activations")
+    message = (
+        r"^--passes: pack-activations: expected a target whose products read packed activations, got cpu:x86-64-v3$"
+    )
+    with pytest.raises(UsageError, match=message):
+        compile(TRAINED_CHECKPOINT, tmp_path / "engine", options)
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("target", cuda.TARGETS, ids=lambda target: target.name)
+def test_gpus_have_kernels_for_all_of_it(target: cuda.CudaTarget) -> None:
+    """A boundary that packs is one launch, as one that does not."""
+    source, module = traced("tiny-v41")
+    kernels: dict[str, Kernel] = {}
+    options = CompileOptions(passes="+pack-activations", max_context=512)
+    chosen = choose_passes(options.passes)
+    *_, last = run_pipeline(module, pass_context(source.config, options, target, kernels), chosen)
+    packed = [node for graph in last.module for node in packing(graph)]
+    assert len(packed) == 28 * len(target.variants)
+    for node in packed:
+        assert node.kernel is not None
+        kernel = kernels[node.kernel.symbol]
+        assert isinstance(kernel, CudaKernel)
+        assert len(kernel.launches) == 1
