@@ -20,8 +20,8 @@ from v41c.ir.ops.mhc_enter import MhcEnter
 from v41c.targets.cuda import SM_90
 
 PRODUCTS = sorted(name for name, op in op_types().items() if op.packable)
-#: one token, a tile of few, of many
-VARIANTS = SM_90.variants
+#: one token, a tile of few, of many: enough that experts are sorted, and few blocks to interpret
+VARIANTS = (1, 16, 48)
 
 
 def call(op: Op, operands: Operands, bound: int) -> tuple[Tensor, ...]:
@@ -61,9 +61,10 @@ def test_products_of_packed_rows_are_those_of_their_values(name: str, bound: int
             assert same(ours, theirs)
 
 
-@pytest.mark.parametrize(("bound", "columns"), [(1, 4128), (16, 1120), (512, 2080)])
-@pytest.mark.parametrize("kind", ["fp8", "f32"])
-def test_sums_that_blocks_share(bound: int, columns: int, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bound", "columns"), [("fp8", 1, 4128), ("fp8", 16, 1120), ("fp8", 512, 2080), ("f32", 16, 1120)]
+)
+def test_sums_that_blocks_share(kind: str, bound: int, columns: int) -> None:
     """Widths that leave the last step and the last block less than the others: no scale is read as a code."""
     normal = seeded(1)
     x = normal(min(bound, 3), columns, dtype="bf16") * torch.exp2(normal(min(bound, 3), 1) * 6).bfloat16()
@@ -93,12 +94,12 @@ def test_rows_do_not_depend_on_their_neighbours(bound: int) -> None:
     assert same(result[[0, 1, 3, 4]], whole[[0, 1, 3, 4]])
 
 
-def boundary(tokens: int, width: int, scale: float) -> Operands:
+def boundary(tokens: int, width: int) -> Operands:
     normal = seeded(width)
     copies, outputs = 4, 24
     return (
-        normal(tokens, copies, width, scale=scale, dtype="bf16"),
-        normal(tokens, width, scale=scale, dtype="bf16"),
+        normal(tokens, copies, width, scale=2.0**20, dtype="bf16"),
+        normal(tokens, width, scale=2.0**20, dtype="bf16"),
         normal(tokens, copies).sigmoid(),
         normal(tokens, copies, copies).softmax(-1),
         normal(tokens, copies).sigmoid(),
@@ -109,14 +110,17 @@ def boundary(tokens: int, width: int, scale: float) -> Operands:
     )
 
 
-@pytest.mark.parametrize("bound", [*VARIANTS, 4096])
-@pytest.mark.parametrize(("width", "scale"), [(32, 1.0), (288, 2.0**20), (1056, 1.0)])
-@pytest.mark.parametrize("kind", [MhcBoundary, MhcEnter])
-def test_a_boundary_packs_its_round_trip(
-    kind: type[MhcBoundary | MhcEnter], width: int, scale: float, bound: int
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "width", "bound"),
+    [
+        *((MhcBoundary, 288, bound) for bound in (1, 16, 512, 4096)),  # at 4096 in two steps of the tail
+        *((MhcBoundary, 32, bound) for bound in (1, 16)),
+        (MhcEnter, 288, 16),
+    ],
+)
+def test_a_boundary_packs_its_round_trip(kind: type[MhcBoundary | MhcEnter], width: int, bound: int) -> None:
     """One launch; all other results are the same, and the rows are those that packing the norm itself gives."""
-    operands = boundary(min(bound, 5), width, scale)
+    operands = boundary(min(bound, 5), width)
     operands = operands if kind is MhcBoundary else (operands[0], *operands[4:])
     op = kind(1e-20, 1e-6, 20, packed.FORMAT)
     plain = call(op, operands, bound)
