@@ -59,10 +59,20 @@ def test_a_boundary(tokens: int, tmp_path: Path) -> None:
     assert ("mma" in cubin.instructions) == (tokens == 512)
 
 
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_a_boundary_that_packs(tokens: int, tmp_path: Path) -> None:
+    """One launch as well; three blocks of a multiprocessor, of which 16 tokens have 2.4."""
+    assert len(kernel_of("packed boundary", tokens, SM_90).launches) == 1
+    (cubin,) = check_code("packed boundary", tokens, SM_90, tmp_path).values()
+    assert cubin.registers * 32 * cubin.warps * 3 <= SM_90.registers_per_multiprocessor
+    assert cubin.shared_bytes * 3 <= SM_90.shared_bytes_per_block
+
+
 @pytest.mark.parametrize("tokens", SM_90.variants)
-def test_a_product(tokens: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fp8", "packed fp8"])
+def test_a_product(name: str, tokens: int, tmp_path: Path) -> None:
     """The weight comes in asynchronous copies of 16 bytes, two blocks of a multiprocessor or more at a time."""
-    (cubin,) = check_code("fp8", tokens, SM_90, tmp_path).values()
+    (cubin,) = check_code(name, tokens, SM_90, tmp_path).values()
     assert cubin.instructions["async_copy_16_bytes"] > 0
     assert (tensor_cores(SM_90) in cubin.instructions) == (tokens > 1)
     assert cubin.registers * 32 * cubin.warps * 2 <= SM_90.registers_per_multiprocessor

@@ -11,12 +11,13 @@ from v41c.targets.cuda import SM_90
 
 
 @pytest.mark.parametrize("tokens", [1, 16])
-def test_experts(tokens: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_experts(packed: bool, tokens: int, tmp_path: Path) -> None:
     """Nothing spilled; fp4 comes 16 bytes at a time; three blocks of 128 threads fit into a multiprocessor's registers.
 
     Few tokens are multiplied as wgmma, whose first operand is the weight.
     """
-    cubins = compiled(layer(), SM_90, tokens, tmp_path)
+    cubins = compiled(layer(packed), SM_90, tokens, tmp_path)
     assert set(cubins) == {"expert_hidden", "expert_outputs"}
     for cubin in cubins.values():
         assert cubin.spill_bytes == 0

@@ -24,9 +24,9 @@ def gate() -> tuple[Op, Types]:
     return op, (x, weight, bias, bias, TensorType(DType.BOOL, ("T",)))
 
 
-def layer() -> tuple[Op, Types]:
-    """Routed experts of fp4 and a shared one of fp8."""
-    x = TensorType(DType.BF16, ("T", WIDTH))
+def layer(packed: bool = False) -> tuple[Op, Types]:
+    """Routed experts of fp4 and a shared one of fp8, of inputs in bf16 or in packed rows."""
+    x = TensorType(DType.U8, ("T", WIDTH + WIDTH // 32)) if packed else TensorType(DType.BF16, ("T", WIDTH))
     ids, weights = TensorType(DType.I32, ("T", CHOICES)), TensorType(DType.F32, ("T", CHOICES))
     shapes = ((INNER, WIDTH), (INNER, WIDTH), (WIDTH, INNER))
     stacks = tuple(TensorType(DType.F4E2M1, (EXPERTS, *shape)) for shape in shapes)
