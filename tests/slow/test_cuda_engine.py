@@ -121,6 +121,27 @@ def test_logits_of_tables_in_host_memory(engines: tuple[Engine, Engine], monkeyp
         assert np.array_equal(near.view(np.uint32), far.view(np.uint32))
 
 
+def test_packed_activations_move_no_bit(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, drafts and states of an engine whose boundaries pack are those of one whose boundaries do not."""
+    plain = engines[1]
+    folder = plain.path.parent
+    compile_uncompiled(folder / "model", folder / "packed", "+pack-activations")
+    packed = load(folder / "packed")
+    assert packed.manifest.passes[-1].activation_bytes < plain.manifest.passes[-1].activation_bytes
+    found, states = [], []
+    for engine in (plain, packed):
+        session = open_session(engine, HostDriver(engine), monkeypatch)
+        found.append(
+            [session.prefill(np.arange(5, 9)), session.decode(7), session.draft({0: 9}, logits=True)[0].logits]
+        )
+        states.append(session.states)
+    for one, other in zip(*found, strict=True):
+        assert not np.isnan(one).any()
+        assert np.array_equal(one.view(np.uint32), other.view(np.uint32))
+    for name, state in states[0].items():
+        assert state.tobytes() == states[1][name].tobytes(), name
+
+
 def expected_launches(manifest: Manifest, ran: list[tuple[Program, int]]) -> Iterator[tuple[Command, LaunchEntry]]:
     """Every launch of the programs that ran, in order; none over the logit rows of a step without any."""
     for program, rows in ran:

@@ -18,7 +18,12 @@ from v41c.traces import kept_trace
 
 @pytest.mark.parametrize(
     ("model", "passes"),
-    [("tiny-v41", "all"), ("tiny-v41", "remove-quantization,select-kernels"), ("release-config-only", "all")],
+    [
+        ("tiny-v41", "all"),
+        ("tiny-v41", "remove-quantization,select-kernels"),
+        ("release-config-only", "all"),
+        ("release-config-only", "+pack-activations"),
+    ],
 )
 def test_every_operation_of_an_engine(model: str, passes: str, tmp_path: Path) -> None:
     """Fused as far as the passes go, and not at all; the release's caches at a million tokens pass 2^31 bytes."""
