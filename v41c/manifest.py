@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_FILE = "manifest.json"
 KERNELS_FOLDER = "kernels"
 KERNELS_FILE = f"{KERNELS_FOLDER}/kernels.so"

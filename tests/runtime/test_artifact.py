@@ -103,7 +103,7 @@ def test_a_dangling_link_is_no_file(folder: Path) -> None:
 
 def test_version_target_and_processor_come_first(built: Built, tmp_path: Path) -> None:
     newer = write_engine(built, tmp_path / "newer", format_version=99)
-    refused(newer, "manifest.json: format version: expected 2, got 99: compile the engine with this version")
+    refused(newer, "manifest.json: format version: expected 3, got 99: compile the engine with this version")
     other = write_engine(built, tmp_path / "other", target="tpu:v5")
     refused(other, "manifest.json: target: expected one of cpu, cuda, got 'tpu:v5'")
     features = write_engine(built, tmp_path / "features", cpu_features=["avx1024", "sse9"])
@@ -111,7 +111,7 @@ def test_version_target_and_processor_come_first(built: Built, tmp_path: Path) -
     # Edited by hand, the version is still what is reported.
     content = json.loads((newer / MANIFEST_FILE).read_bytes()) | {"format_version": 7, "programs": "elsewhere"}
     (newer / MANIFEST_FILE).write_text(json.dumps(content))
-    refused(newer, "format version: expected 2, got 7")
+    refused(newer, "format version: expected 3, got 7")
 
 
 def test_processor_features_are_read_as_the_kernel_spells_them(tmp_path: Path) -> None:
