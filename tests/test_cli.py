@@ -443,7 +443,7 @@ def edited(**fields: object) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (edited(format_version=99), "format version: expected 2, got 99: compile the engine with this version of v41c"),
+        (edited(format_version=99), "format version: expected 3, got 99: compile the engine with this version of v41c"),
         (edited(cpu_features=["avx1024"]), "compiled for a processor with avx1024, which this one lacks"),
         (edited(target="tpu:v5"), "target: expected one of cpu, cuda, got 'tpu:v5'"),
         (lambda engine: (engine / "weights.bin").unlink(), "weights.bin: missing: compile the engine again"),
