@@ -103,15 +103,15 @@ class Tile:
 
     def _run_few(self, count: Expr, source: Rows, matrix: Expr, first: Expr, strips: Expr) -> None:
         self._copy_rows(count, source, tir.i64(0), self.weights[0].columns, self._long_stride)
-        fewer = tir.let(tir.select(count < self.FEW_ROWS, tir.i64(count), tir.i64(0)))
+        alone = range(1, self.FEW_ROWS) if self._often_fewer else range(0)
         blocks: Expr = tir.let((count + (self.FEW_ROWS - 1)) // self.FEW_ROWS)
-        if self._often_fewer:
-            blocks = tir.let(tir.select(fewer > 0, tir.i64(0), blocks))
+        if alone:
+            blocks = tir.let(tir.select(count < self.FEW_ROWS, tir.i64(0), blocks))
         with tir.loop(strips) as s:
             for stream, weight in enumerate(self.weights):
                 strip, column = tir.let(first + s), tir.let((s * weight.strip * self.streams + stream) * LANES)
-                for rows in range(1, self.FEW_ROWS) if self._often_fewer else ():
-                    with tir.when(fewer == rows):
+                for rows in alone:
+                    with tir.when(count == rows):
                         at_strip(
                             weight, strip, partial(self._few_rows, weight, matrix, strip, tir.i64(0), rows, column)
                         )

@@ -24,16 +24,8 @@ def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Expr]:
     sums = [tir.local(tir.const(0.0, LANES)) for _ in panels]
     if weight.dtype == "f8e4m3" and len(panels) == 2:
         _dot_block(weight, panels, x, sums)
-    elif weight.by_group:
-        _dot_groups(weight, panels, x, sums)
     elif weight.quantized:
-        with tir.loop(weight.columns // GROUP) as group:
-            scales = [tir.let(weight.scales(panel, group)) for panel in panels]
-            with tir.loop(GROUP // 4) as quad:
-                k = tir.let(group * GROUP + quad * 4)
-                for total, panel, scale in zip(sums, panels, scales, strict=True):
-                    for j, column in enumerate(weight.columns_of(panel, k // 4, scale)):
-                        total.set(tir.fma(tir.splat(x[k + j], LANES), column, total.value))
+        _dot_groups(weight, panels, x, sums)
     else:
         with tir.loop(weight.columns) as k:
             for total, panel in zip(sums, panels, strict=True):
@@ -43,14 +35,17 @@ def dot(weight: Weight, panels: Sequence[Panel], x: Buffer) -> list[Expr]:
 
 
 def _dot_groups(weight: Weight, panels: Sequence[Panel], x: Buffer, sums: Sequence[Local]) -> None:
+    """A group of k after the other, added to the sums; or `by_group`, summed alone and then scaled."""
     with tir.loop(weight.columns // GROUP) as group:
-        parts = [tir.local(tir.const(0.0, LANES)) for _ in panels]
+        parts, scales = sums, [None if weight.by_group else tir.let(weight.scales(panel, group)) for panel in panels]
+        if weight.by_group:
+            parts = [tir.local(tir.const(0.0, LANES)) for _ in panels]
         with tir.loop(GROUP // 4) as quad:
             index = tir.let(group * (GROUP // 4) + quad)
-            for part, panel in zip(parts, panels, strict=True):
-                for j, column in enumerate(weight.columns_of(panel, index, None)):
+            for part, panel, scale in zip(parts, panels, scales, strict=True):
+                for j, column in enumerate(weight.columns_of(panel, index, scale)):
                     part.set(tir.fma(tir.splat(x[index * 4 + j], LANES), column, part.value))
-        for total, part, panel in zip(sums, parts, panels, strict=True):
+        for total, part, panel in zip(sums, parts, panels, strict=True) if weight.by_group else ():
             total.set(tir.fma(part.value, weight.scales(panel, group), total.value))
 
 

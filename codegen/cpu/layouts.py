@@ -94,8 +94,9 @@ def _parse(layout: str) -> tuple[str, int, int]:
 
 def _interleaved(words: Array) -> Array:
     """Half-words of four k [.., 16] as `nibblesS` has them, two bytes in each."""
-    low = np.stack([words[..., output] >> (4 * k) & 0xF for k, output in _NIBBLES], axis=-1)
-    high = np.stack([words[..., output] >> (4 * k + 8) & 0xF for k, output in _NIBBLES], axis=-1)
+    low, high = (
+        np.stack([words[..., output] >> (4 * (k + more)) & 0xF for k, output in _NIBBLES], axis=-1) for more in (0, 2)
+    )
     made: Array = (low | high << 4).astype(np.uint8)
     return made.view(np.uint16)
 

@@ -354,7 +354,7 @@ def join_lanes(value: Expr, join: Callable[[Expr, Expr], Expr]) -> Expr:
 
 
 def shuffle(vectors: Sequence[Expr], picked: Sequence[int]) -> Expr:
-    """Lanes `picked` of the concatenated vectors, each the result of `let`."""
+    """Lanes `picked` of the concatenated vectors, each a constant or the result of `let`."""
     # TVM wants no more lanes out than in: a repeated vector adds some
     copies = -(-len(picked) // sum(map(lanes_of, vectors)))
     return tirx.Shuffle(list(vectors) * copies, [tirx.IntImm("int32", lane) for lane in picked])
@@ -362,14 +362,12 @@ def shuffle(vectors: Sequence[Expr], picked: Sequence[int]) -> Expr:
 
 def integers(values: Sequence[int], dtype: str = "int32") -> Expr:
     """A vector of integers."""
-    return tirx.Shuffle(
-        [tirx.IntImm(dtype, value) for value in values], [tirx.IntImm("int32", i) for i in range(len(values))]
-    )
+    return shuffle([tirx.IntImm(dtype, value) for value in values], range(len(values)))
 
 
 def constants(values: Sequence[float]) -> Expr:
     """A vector of f32 numbers."""
-    return tirx.Shuffle([T.float32(value) for value in values], [tirx.IntImm("int32", i) for i in range(len(values))])
+    return shuffle([T.float32(value) for value in values], range(len(values)))
 
 
 def lanes_from(value: Expr, first: int, count: int) -> Expr:
