@@ -197,14 +197,14 @@ def packed(pictures: Sequence[Picture], patches: int, rows: int) -> Iterator[lis
 def place_rows(
     runs: Sequence[tuple[int, int, Sequence[Placed]]], rows_of: Mapping[Picture, Array], none: Array
 ) -> dict[str, Array]:
-    """`image_rows` i32 [T] and `image_values` [I, D] of runs (begin, end, images of the sequence), by `PlaceImages`.
+    """`image_rows` i32 [T] and `image_values` [I, D] of runs (begin, end, images that they hold), by `PlaceImages`.
 
     rows_of: what the tower gives of each picture [R, D]. none: [0, D], for runs that hold no image.
     """
     codes, values, count = [], [none], 0
     for begin, end, images in runs:
         line = np.full(end - begin, TEXT, np.int32)
-        for image in _within(images, begin, end):
+        for image in images:
             first, last = max(begin, image.begin), min(end, image.end)
             span = image.picture.grid.span()[first - image.begin : last - image.begin]
             rows = span[span >= 0]
@@ -233,9 +233,10 @@ class Sight:
 
     def inputs(self, runs: Sequence[tuple[int, int, Sequence[Placed]]]) -> dict[str, Array]:
         """`image_rows` i32 [T] and `image_values` [I, D] of runs: begin, end, and images of the sequence of each."""
-        self.look([image.picture for begin, end, images in runs for image in _within(images, begin, end)])
+        held = [(begin, end, _within(images, begin, end)) for begin, end, images in runs]
+        self.look([image.picture for _, _, images in held for image in images])
         none = np.empty((0, self._width), np.uint16 if self._bf16("image_values") else np.float32)
-        return place_rows(runs, self._rows, none)
+        return place_rows(held, self._rows, none)
 
     def features(self, pictures: Sequence[Picture]) -> Array:
         """Rows [R, D] of the tower, which is run over all of the pictures in one step."""

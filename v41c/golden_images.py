@@ -7,7 +7,6 @@ span's positions; `token_types` [B, n] holds those of all positions of the promp
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ def _image(
     run: str, number: int, tensors: Mapping[str, Array], begin: int, types: Array, config: ModelConfig
 ) -> GoldenImage:
     """The image of a number, whose span has these types from a position on."""
-    rules = Rules.of(dataclasses.asdict(config))
+    rules = Rules.of(config.to_flat())
     if rules is None:
         raise ValueError(f"{run}: it holds images, and the model has no vision tower")
     name = f"{run}.image{number}"

@@ -21,8 +21,7 @@ from v41c.origin import source_of
 from v41c.passes import remove_quantization
 from v41c.runtime.artifact import Engine
 from v41c.runtime.images import Picture
-from v41c.runtime.vision import images_of
-from v41c.subject import Arithmetic, Array, Drafted, Look, Tokens, placed_tensors, tower_tensors, unseen
+from v41c.subject import Arithmetic, Array, Drafted, Look, Tokens, placed_tensors, tower_tensors
 
 
 class InterpretedSubject:
@@ -101,10 +100,7 @@ class InterpretedSubject:
         batch = {"tokens": ids, "positions": positions, "slots": zeros, "first": zeros, "kept": zeros}
         if not self.config.has_vision:
             return batch
-        for image in images_of(tokens):
-            if image.picture not in self._rows:
-                self.see(image.picture, unseen)
-        return batch | placed_tensors(tokens, self._rows, self.config.dim, self.arithmetic)
+        return batch | placed_tensors(self, tokens, self._rows)
 
     def run(self, graph: Graph, inputs: Mapping[str, Tensor], look: Look) -> dict[str, Tensor]:
         """Outputs of a graph; states go on."""

@@ -216,10 +216,7 @@ class EagerSubject:
 
     def _images(self, tokens: Tokens) -> dict[str, torch.Tensor]:
         """What stands in the place of tokens of images, nothing where there are none."""
-        for image in images_of(tokens):
-            if image.picture not in self._rows:
-                self.see(image.picture, unseen)
-        return placed_tensors(tokens, self._rows, self.config.dim, self.arithmetic) if images_of(tokens) else {}
+        return placed_tensors(self, tokens, self._rows) if images_of(tokens) else {}
 
     def _places(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions after the sequence's last, and a zero for each."""
@@ -237,16 +234,20 @@ def tower_tensors(picture: Picture, arithmetic: Arithmetic) -> dict[str, torch.T
     return inputs | {"patches": inputs["patches"].to(_activation(arithmetic))}
 
 
-def placed_tensors(
-    tokens: Tokens, rows_of: Mapping[Picture, Array], width: int, arithmetic: Arithmetic
-) -> dict[str, torch.Tensor]:
-    """`image_rows` and `image_values` of a step of tokens, given the rows f32 [R, D] of the images that they hold."""
+def placed_tensors(subject: Subject, tokens: Tokens, rows_of: Mapping[Picture, Array]) -> dict[str, torch.Tensor]:
+    """`image_rows` and `image_values` of a step of tokens, from rows f32 [R, D] of the pictures that they hold.
+
+    The subject sees those that have no rows yet, which gives them some.
+    """
     import torch
 
-    run = (0, len(tokens), images_of(tokens))
-    placed = place_rows([run], rows_of, np.empty((0, width), np.float32))
+    images = images_of(tokens)
+    for image in images:
+        if image.picture not in rows_of:
+            subject.see(image.picture, unseen)
+    placed = place_rows([(0, len(tokens), images)], rows_of, np.empty((0, subject.config.dim), np.float32))
     codes, values = (torch.from_numpy(placed[name]) for name in ("image_rows", "image_values"))
-    return {"image_rows": codes, "image_values": values.to(_activation(arithmetic))}
+    return {"image_rows": codes, "image_values": values.to(_activation(subject.arithmetic))}
 
 
 def _activation(arithmetic: Arithmetic) -> torch.dtype:
