@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.codegen.harness import Array, Library, aligned
-from v41c.codegen.cpu import numeric, tir
+from v41c.codegen.cpu import e2m1, layouts, numeric, tir
 from v41c.codegen.kernel import CpuKernel
 from v41c.targets import x86_64
 from v41c.targets.target import CpuTarget
@@ -114,6 +114,34 @@ def test_e2m1_rounding_and_codes(library: Library) -> None:
     codes = np.clip(spread(), -6, 6).astype(ml_dtypes.float4_e2m1fn)
     assert same_bits(apply(library, "round_e2m1", spread()), codes)
     assert np.array_equal(apply(library, "encode_e2m1", spread()), codes.view(np.uint8))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_e2m1_codes_are_looked_up(target: CpuTarget) -> None:
+    """Every code in every lane, of keys, and of weights in each place of a word."""
+    with tir.function("keys", {"x": "int32", "out": "float32"}, ("T",)) as keys:
+        x, out = keys.buffers.values()
+        with tir.loop(keys.scalars["T"]) as i:
+            tir.put(out, i * 16, e2m1.decode(tir.let(x[tir.at(i * 16, 16)]), target))
+    with tir.function("words", {"x": "uint16", "out": "float32"}, ("T",)) as words:
+        x, out = words.buffers.values()
+        with tir.loop(words.scalars["T"]) as i:
+            for k, column in enumerate(e2m1.decode_words(tir.let(x[tir.at(i * 16, 16)]), target)):
+                tir.put(out, i * 64 + k * 16, column)
+    kernels = [CpuKernel("keys", lambda: keys.primfunc, ("T",)), CpuKernel("words", lambda: words.primfunc, ("T",))]
+    library = Library(kernels, target)
+    codes = np.add.outer(np.arange(16), np.arange(16)).astype(np.uint8) % 16
+    wanted = codes.view(ml_dtypes.float4_e2m1fn)
+    found = aligned(np.full((16, 16), np.nan, np.float32))
+    library.call(kernels[0], [aligned(codes.astype(np.int32) + 0x5A30), found], {"T": 16})
+    assert same_bits(found, wanted)
+    # 16 outputs of 32 k, as an engine stores them
+    codes, wanted = np.hstack([codes, codes[::-1]]), np.hstack([wanted, wanted[::-1]])
+    layout = "nibbles1" if e2m1.by_bytes(target) else "panels1"
+    stored = layouts.pack(layout, codes[:, ::2] | codes[:, 1::2] << 4, "f4e2m1")
+    found = aligned(np.full((32, 16), np.nan, np.float32))
+    library.call(kernels[1], [aligned(stored), found], {"T": 8})
+    assert same_bits(found, wanted.T)
 
 
 def test_e8m0_codes(library: Library) -> None:

@@ -76,7 +76,7 @@ def test_the_end_token_stops_and_is_not_text(engine: Engine, built: Built, tmp_p
 def test_the_context_limit_stops(engine: Engine, length: int) -> None:
     session = Session(engine)
     prompt = [(7 * i) % VOCABULARY for i in range(length)]
-    generation = Generation(session, prompt, Options(CONTEXT))
+    generation = Generation(session, prompt, Options(100))
     assert len(list(generation)) == CONTEXT - length + 1
     assert generation.result.stop == "context limit"
     assert session.length() == CONTEXT

@@ -186,7 +186,7 @@ def test_a_chat_goes_through_the_template(engine: Engine, client: openai.OpenAI)
 
 
 def test_a_chat_may_take_what_the_context_leaves(engine: Engine, server: Running, client: openai.OpenAI) -> None:
-    wanted = generated(engine, CHAT_PROMPT, Options(512, stop_strings=("the",))).result
+    wanted = generated(engine, CHAT_PROMPT, Options(10**6, stop_strings=("the",))).result
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=0, stop="the")
     assert answer.choices[0].message.content == wanted.text
     assert answer.choices[0].finish_reason == ("stop" if wanted.stop == "stop string" else "length")
