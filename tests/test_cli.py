@@ -619,6 +619,31 @@ def test_an_interrupted_compilation_leaves_nothing(
     assert left(tmp_path) == set()
 
 
+#: a process that is told to stop at the worst moment: a lock is taken, and not yet known to be
+_STOPPED_IN_A_LOCK = """
+import functools, os, signal, sys, threading, time, types
+import v41c.cli, v41c.init
+
+def init(*given):
+    stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+    condition = threading.Condition()
+    condition._lock = types.SimpleNamespace(__enter__=stop, __exit__=lambda *error: print("given back"))
+    with condition:
+        pass
+    time.sleep(60)
+
+v41c.init.init = init
+sys.exit(v41c.cli.main(["init", "nowhere"]))
+"""
+
+
+def test_a_signal_leaves_no_lock_taken() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STOPPED_IN_A_LOCK], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (143, "given back\n", "v41c: error: terminated\n")
+
+
 def test_the_release_configuration_is_read_from_either_spelling(v41c: Run, tmp_path: Path) -> None:
     """Without weights a configuration alone is checked: a contradiction is found before anything is traced."""
     config = json.loads(RELEASE_CONFIG.read_text())

@@ -85,8 +85,8 @@ def _invoke(arguments: list[str]) -> int:
 def _raised_signals() -> Iterator[None]:
     """Within this context, where it is entered in the main thread, SIGINT, SIGTERM and SIGHUP raise.
 
-    Not while the kernel compiler is calling back into Python: an exception would cross its C++ frames and abort the
-    process. A signal that comes then is tried again a moment later.
+    Only where it is safe: a signal that comes elsewhere is tried again a moment later, so who waits for long does so
+    outside of `threading` (as `v41c.codegen.workers` does).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -96,7 +96,7 @@ def _raised_signals() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         if number != signal.SIGALRM:
             told[:] = [KeyboardInterrupt if number == signal.SIGINT else Terminated]
-        if told and _in_kernel_compiler(frame):
+        if told and not _may_raise(frame):
             signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS)
         elif told:
             raise told.pop()
@@ -111,12 +111,27 @@ def _raised_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _in_kernel_compiler(frame: FrameType | None) -> bool:
+#: modules whose bookkeeping an exception from outside breaks: a lock stays taken, and its next user waits for ever, or
+#: the exception is lost in a callback of a weak reference
+_BOOKKEEPING = ("threading", "concurrent.futures.", "importlib._bootstrap", "weakref", "_weakrefset")
+
+
+def _may_raise(frame: FrameType | None) -> bool:
+    """Not in the standard library's bookkeeping, and not while the kernel compiler is calling back into Python.
+
+    There an exception would cross the compiler's C++ frames and abort the process.
+    """
+    if frame is not None and _module(frame).startswith(_BOOKKEEPING):
+        return False
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("tvm", "tvm_ffi"):
-            return True
+        if _module(frame).partition(".")[0] in ("tvm", "tvm_ffi"):
+            return False
         frame = frame.f_back
-    return False
+    return True
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _fail(message: str, code: int) -> int:

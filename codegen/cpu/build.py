@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tvm import tirx
 
 from v41c.codegen.kernel import CpuKernel
 from v41c.codegen.store import keep, sources_key
+from v41c.codegen.workers import in_parallel
 from v41c.errors import UnsupportedError
 from v41c.targets.target import CpuTarget
 
@@ -41,7 +41,10 @@ def build_library(
     unique = {kernel.symbol: kernel for kernel in kernels}
     compiler = _compiler()
 
-    def compile_once(path: Path) -> None:
+    def write_object(path: Path) -> None:
+        if path.stem == _RUNTIME.stem:
+            path.write_bytes(_runtime_object(compiler, target.mcpu))
+            return
         kept = None if cache_folder is None else cache_folder / f"{path.stem}-{_toolchain_key(target)}.o"
         if kept is not None and kept.is_file():
             shutil.copyfile(kept, path)
@@ -52,16 +55,8 @@ def build_library(
                 keep(kept, path.read_bytes())
 
     with tempfile.TemporaryDirectory(prefix="v41c-") as folder:
-        files = [Path(folder, f"{symbol}.o") for symbol in sorted(unique)]
-        with ThreadPoolExecutor(_processors()) as pool:
-            runtime = pool.submit(_runtime_object, compiler, target.mcpu)
-            try:
-                list(pool.map(compile_once, files))
-            except BaseException:  # an interruption waits for the kernels at work, not for those in the queue
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            files.append(Path(folder, "runtime.o"))
-            files[-1].write_bytes(runtime.result())
+        files = [Path(folder, f"{name}.o") for name in (_RUNTIME.stem, *sorted(unique))]
+        list(in_parallel(write_object, files))
         exports = Path(folder, "exports.map")
         exports.write_text(_EXPORTS)
         listing = Path(folder, "objects.txt")
@@ -121,7 +116,3 @@ def _run(command: list[str], folder: str) -> None:
     if done.returncode != 0:
         reason = " ".join(done.stderr.split())[:300]
         raise UnsupportedError(f"kernel library: {command[0]} failed with status {done.returncode}: {reason}")
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -23,6 +22,7 @@ import msgspec
 
 from v41c.codegen.cuda.kernel import CudaKernel, Function
 from v41c.codegen.store import keep, sources_key
+from v41c.codegen.workers import in_parallel, processors
 from v41c.errors import UnsupportedError
 from v41c.targets.cuda import CudaTarget
 
@@ -117,13 +117,10 @@ def _compile(entries: list[_Entry]) -> Iterable[str]:
     """Compile into the cache, as many at a time as there are processors; keys in the order given."""
     if not entries:
         return
-    count = min(len(entries), len(os.sched_getaffinity(0)))
     with ExitStack() as stack:
         idle: queue.SimpleQueue[_Compiler] = queue.SimpleQueue()
-        for _ in range(count):
+        for _ in range(min(len(entries), processors())):
             idle.put(stack.enter_context(_Compiler()))
-        pool = stack.enter_context(ThreadPoolExecutor(count))
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
 
         def compile_one(entry: _Entry) -> str:
             compiler = idle.get()
@@ -133,7 +130,7 @@ def _compile(entries: list[_Entry]) -> Iterable[str]:
                 idle.put(compiler)
             return entry.function.key()
 
-        yield from pool.map(compile_one, entries)
+        yield from in_parallel(compile_one, entries)
 
 
 class _Compiler:
