@@ -21,6 +21,8 @@ INSTRUCTIONS = {
     "wgmma": r"\b[HQI]GMMA\.",
     "tcgen05": r"\bUTC\w*MMA",
     "mma": r"\b(?:HMMA|QMMA|OMMA|IMMA)\.",
+    #: of the two above, those that apply scales: from registers, or from tensor memory behind their descriptor
+    "block_scaled": r"\bQMMA\.SF\.|\bUTCQMMA [^;\n]*idesc\[\w+\], tmem",
     "load_16_bytes": r"\bLDG\.\S*128",
     "async_copy_16_bytes": r"\bLDGSTS\.\S*128",
     "tma": r"\bUTMALDG|\bUBLKCP",

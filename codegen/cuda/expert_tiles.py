@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from v41c.codegen.cuda.fp4 import TILE_UNIT, input_tile, row_products, weight_tile
+from v41c.codegen.cuda.fp4 import TILE_UNIT, input_tile, row_products, weight_codes, weight_tile
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.packed_rows import packed_row, packed_tile
-from v41c.codegen.cuda.product import add_dot, load_weight
+from v41c.codegen.cuda.packed_rows import load_fp8, packed_row, packed_tile
+from v41c.codegen.cuda.product import add_dot, add_scaled_dot, load_codes, load_weight
 
 
 @jit
@@ -103,18 +103,19 @@ def products(
     m: tl.tensor,
     M: tl.constexpr,
     K: tl.constexpr,
+    ROW: tl.constexpr,
     BM: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     FP4: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """f32 [BT, BM]: x[inputs] · weight[expert, m]ᵀ, and the same of a second weight (or again); inputs of -1 give 0.
 
-    Rows of x that are u8 are packed ones.
+    Rows of x lie ROW elements apart; those that are u8 are packed ones.
     """
     COLUMNS: tl.constexpr = K // 8 if FP4 else K
     SCALES: tl.constexpr = M * (K // 32) if FP4 else ((M + 31) // 32) * ((K + 31) // 32)
-    ROW: tl.constexpr = K + (K // 32 if x.dtype.element_ty == tl.uint8 else 0)
     own = weight + expert.to(tl.int64) * (M * COLUMNS)
     own_scale = scale
     if scale is not None:
@@ -130,7 +131,11 @@ def products(
         result, second_result = sums[None, :], others[None, :]
     else:
         rows = x + tl.maximum(inputs, 0) * ROW
-        sums, others = _tile(rows, inputs >= 0, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4)
+        # hidden activations of another format are no packed rows
+        if SCALED and (x.dtype.element_ty == tl.uint8):
+            sums, others = _scaled(rows, inputs >= 0, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4)
+        else:
+            sums, others = _tile(rows, inputs >= 0, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4)
         result, second_result = tl.trans(sums), tl.trans(others)
     return result, second_result
 
@@ -227,3 +232,53 @@ def _dot(
     else:
         numbers = load_weight(weight, scale, m, start + tl.arange(0, BK), M, K, BK // 32)
     return add_dot(numbers, values, sums)
+
+
+@jit
+def _scaled(
+    rows: tl.tensor,
+    inside: tl.tensor,
+    weight: tl.tensor,
+    scale: tl.tensor,
+    second: tl.tensor,
+    second_scale: tl.tensor,
+    m: tl.tensor,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+    FP4: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """f32 [BM, BT] of packed rows and weights with scales, both as they are: the tensor cores apply the scales."""
+    sums = tl.zeros((BM, BT), tl.float32)
+    others = sums
+    for start in range(0, K, BK):
+        values, scales = load_fp8(rows, inside, start, K, BK)
+        sums = _scaled_dot(weight, scale, values, scales, sums, m, start, M, K, BM, BK, FP4)
+        if second is not None:
+            others = _scaled_dot(second, second_scale, values, scales, others, m, start, M, K, BM, BK, FP4)
+    return sums, others
+
+
+@jit
+def _scaled_dot(
+    weight: tl.tensor,
+    scale: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    sums: tl.tensor,
+    m: tl.tensor,
+    start: tl.tensor,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    FP4: tl.constexpr,
+) -> tl.tensor:
+    """sums + weight[m, start …] · the columns' values, of which u8 codes are given."""
+    if FP4:
+        codes, code_scales = weight_codes(weight, scale, m, start, M, K, BM, BK)
+    else:
+        codes, code_scales = load_codes(weight, scale, m, start + tl.arange(0, BK), M, K, BK // 32)
+    return add_scaled_dot(codes, code_scales, values, scales, sums)

@@ -22,11 +22,11 @@ from v41c.codegen.cuda.expert_tiles import assigned, products, sort_pairs
 from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import Axis, CudaKernel
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.numeric import round_groups
+from v41c.codegen.cuda.numeric import quantize_groups, round_groups
 from v41c.codegen.cuda.rows import power_of_two
 from v41c.codegen.cuda.swiglu import gated
 from v41c.errors import UnsupportedError
-from v41c.ir import formats
+from v41c.ir import formats, packed
 from v41c.ir.types import DType, TensorType
 from v41c.targets.cuda import CudaTarget
 
@@ -42,19 +42,24 @@ class Tile:
     t: int
     k: int
     shared_k: int
+    #: the tensor cores apply the scales of packed rows and of the weights
+    scaled: bool = False
 
 
-def tile_of(weight: TensorType, tokens: int) -> Tile:
+def tile_of(weight: TensorType, tokens: int, packed: bool, target: CudaTarget) -> Tile:
     """The tile for a stack of weights at up to `tokens` tokens, 4 warps a block.
 
     One token: 32 rows, a group of the activation's format. A thread has 4 loads of 16 bytes of fp4 in flight for each
     matrix, and release experts make 504 blocks. More: 64 rows fill the tensor cores' first operand. A release step of
-    512 tokens gives an expert 8 of them on average, so that tiles wider than 32 would multiply zeros.
+    512 tokens gives an expert 8 of them on average, so that tiles wider than 32 would multiply zeros. Tensor cores that
+    apply the scales of packed rows take 128 rows where accumulators lie in tensor memory.
     """
     if tokens == 1:
         return Tile(32, 1, 512 if weight.dtype == DType.F4E2M1 else 128, 128)
     columns = 32 if weight.dtype == DType.F32 else 128
-    return Tile(64, 16 if tokens <= _FEW else 32, columns, columns)
+    scaled = packed and weight.dtype in (DType.F4E2M1, DType.F8E4M3) and target.has_block_scaled_mma
+    rows = 128 if scaled and target.has_tcgen05 else 64
+    return Tile(rows, 16 if tokens <= _FEW else 32, columns, columns, scaled)
 
 
 @dataclass(frozen=True)
@@ -73,16 +78,15 @@ class Experts:
         self._check(target)
         frame, stack = self.frame, self.frame.type_of("w1")
         width, inner = int(stack.shape[2]), int(stack.shape[1])
-        tile = tile_of(stack, self._bound)
+        tile = tile_of(stack, self._bound, self._packed, target)
         inputs: Arguments = {"x": frame.operand("x"), "weights": frame.operand("weights")}
         inputs |= {"M": inner, "K": width, "LIMIT": self.limit} | _format("", self.format)
         outputs: Arguments = {"out": frame.result(0), "M": width, "K": inner}
         outputs["SLOTS"] = power_of_two(self._choices)
-        element = _element(frame.type_of("x").dtype)
-        hidden = frame.workspace(self._bound * self._choices * inner, element)
-        parts = frame.workspace(self._bound * self._choices * width, element)
-        inputs |= {"hidden": hidden} | self._weights("w1", "w3")
-        outputs |= {"hidden": hidden, "parts": parts} | self._weights("w2")
+        pairs, element = self._bound * self._choices, _element(frame.type_of("x").dtype)
+        between = self._hidden("", pairs, inner, element, self.format)
+        inputs |= between | self._weights("w1", "w3")
+        outputs |= between | {"parts": frame.workspace(pairs * width, element)} | self._weights("w2")
         rows = max(inner, self._add_shared(inputs, outputs))
         common = self._common(tile)
         frame.launch(expert_hidden, common | inputs, self._grid(rows, tile), stages=3)
@@ -111,6 +115,17 @@ class Experts:
                     f"got {inner} rows of {width}"
                 )
 
+    @property
+    def _packed(self) -> bool:
+        return self.frame.type_of("x").dtype == DType.U8
+
+    def _hidden(self, prefix: str, rows: int, inner: int, element: str, format: str) -> Arguments:
+        """Inputs of the last products: packed rows where x has them and the format is theirs, from 16 bytes to 16."""
+        name, stride = f"{prefix.lower()}hidden", inner
+        if self._packed and format == packed.FORMAT:
+            element, stride = "u8", -(-formats.FORMATS[format].row_bytes(inner) // 16) * 16
+        return {name: self.frame.workspace(rows * stride, element), f"{prefix}HIDDEN_ROW": stride}
+
     def _weights(self, *names: str) -> Arguments:
         """Weights and their scales; fp4 as words of eight values."""
         found: Arguments = {}
@@ -127,13 +142,13 @@ class Experts:
         if self.shared_format is None:
             names = [f"shared_{name}{scale}" for name in ("w1", "w3") for scale in ("", "_scale")]
             inputs |= dict.fromkeys(("shared_x", "shared_hidden", *names)) | {"SHARED_INNER": 0}
-            inputs |= _format("SHARED_", "none")
+            inputs |= _format("SHARED_", "none") | {"SHARED_HIDDEN_ROW": 0}
             outputs |= dict.fromkeys(("shared_hidden", "shared_w2", "shared_w2_scale", "shared_parts"))
-            outputs["SHARED_INNER"] = 0
+            outputs |= {"SHARED_INNER": 0, "SHARED_HIDDEN_ROW": 0}
             return 0
         inner, width = (int(dim) for dim in frame.type_of("shared_w1").shape)
         element = _element(DType(self.shared_out))
-        made: Arguments = {"shared_hidden": frame.workspace(self._bound * inner, element), "SHARED_INNER": inner}
+        made = self._hidden("SHARED_", self._bound, inner, element, self.shared_format) | {"SHARED_INNER": inner}
         inputs |= made | self._weights("shared_w1", "shared_w3") | _format("SHARED_", self.shared_format)
         inputs["shared_x"] = frame.operand("shared_x")
         outputs |= made | self._weights("shared_w2")
@@ -153,7 +168,7 @@ class Experts:
             blocks = -(-(experts + 1 + pairs) // 128)
             sizes: Arguments = {"BLOCK": 128, "STEP": 32}
             frame.launch(sort_pairs, given | made | sizes, (blocks, frame.tiles(tokens, self._bound)))
-        tiles: Arguments = {"BM": tile.m, "BT": tile.t, "BK": tile.k, "SHARED_BK": tile.shared_k}
+        tiles: Arguments = {"BM": tile.m, "BT": tile.t, "BK": tile.k, "SHARED_BK": tile.shared_k, "SCALED": tile.scaled}
         tiles["BOUND"] = power_of_two(self._choices if self._bound <= _FEW else experts)
         return given | made | tiles | {"FP4": stack.dtype == DType.F4E2M1, "SHARED": self._shared_places(tile)}
 
@@ -184,27 +199,42 @@ def _format(prefix: str, name: str) -> Arguments:
 
 
 @jit
-def _activation(
+def _store_hidden(
     gate: tl.tensor,
     up: tl.tensor,
     gain: tl.tensor,
     hidden: tl.tensor,
+    rows: tl.tensor,
+    m: tl.tensor,
+    M: tl.constexpr,
+    ROW: tl.constexpr,
     BT: tl.constexpr,
     BM: tl.constexpr,
     LIMIT: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
-) -> tl.tensor:
-    """gain · silu(min(gate, LIMIT)) · clamp(up, ±LIMIT) [BT, BM], rounded to the dtype of `hidden`, then to FORMAT."""
-    dtype = hidden.dtype.element_ty
+) -> None:
+    """hidden[rows, m] = gain · silu(min(gate, LIMIT)) · clamp(up, ±LIMIT), rounded to its dtype, then to FORMAT.
+
+    gate and up are [BT, BM]. A `hidden` of u8 takes packed rows, ROW bytes apart, of bf16 that was rounded.
+    """
+    PACKED: tl.constexpr = hidden.dtype.element_ty == tl.uint8
+    dtype = tl.bfloat16 if PACKED else hidden.dtype.element_ty
     h = gated(gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32), LIMIT)
     if gain is not None:
         h = h * gain[:, None]
     h = h.to(dtype)
-    if FORMAT != "none":
+    place = hidden + rows[:, None] * ROW
+    inside = rows[:, None] >= 0
+    if PACKED:
+        codes, scales = quantize_groups(tl.reshape(h.to(tl.float32), (BT, BM // GROUP, GROUP)), FORMAT)
+        group = tl.min(m, axis=0) // GROUP + tl.arange(0, BM // GROUP)
+        tl.store(place + M + group[None, :], scales.to(tl.uint8), mask=inside & (group[None, :] < M // GROUP))
+        h = tl.reshape(codes, (BT, BM)).to(tl.uint8)
+    elif FORMAT != "none":
         groups = tl.reshape(h.to(tl.float32), (BT * BM // GROUP, GROUP))
         h = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(dtype)
-    return h
+    tl.store(place + m[None, :], h, mask=inside & (m[None, :] < M))
 
 
 @jit
@@ -232,7 +262,9 @@ def expert_hidden(
     BOUND: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
+    HIDDEN_ROW: tl.constexpr,
     SHARED_INNER: tl.constexpr,
+    SHARED_HIDDEN_ROW: tl.constexpr,
     LIMIT: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -242,29 +274,31 @@ def expert_hidden(
     BT: tl.constexpr,
     BK: tl.constexpr,
     SHARED_BK: tl.constexpr,
+    SCALED: tl.constexpr,
     FP4: tl.constexpr,
 ) -> None:
     """The inputs of last products: hidden [pairs, M] of routed experts, shared_hidden [T, SHARED_INNER]."""
+    ROW: tl.constexpr = K + (K // 32 if x.dtype.element_ty == tl.uint8 else 0)
     routed, shared, expert, rows = assigned(
         ids, starts, order, T, tl.program_id(1), CHOICES, EXPERTS, SHARED, BT, BOUND
     )
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     if routed & (tl.program_id(0) * BM < M):
         inputs = tl.where(rows >= 0, rows // CHOICES, -1)
-        gate, up = products(x, inputs, w1, w1_scale, w3, w3_scale, expert, m, M, K, BM, BT, BK, FP4)
+        gate, up = products(x, inputs, w1, w1_scale, w3, w3_scale, expert, m, M, K, ROW, BM, BT, BK, FP4, SCALED)
         gain = tl.load(weights + rows, mask=rows >= 0, other=0.0)
-        h = _activation(gate, up, gain, hidden, BT, BM, LIMIT, FORMAT, GROUP)
-        tl.store(hidden + rows[:, None] * M + m[None, :], h, mask=(rows[:, None] >= 0) & (m[None, :] < M))
+        _store_hidden(gate, up, gain, hidden, rows, m, M, HIDDEN_ROW, BT, BM, LIMIT, FORMAT, GROUP)
     if shared_x is not None:
         own = shared & (tl.program_id(0) * BM < SHARED_INNER)
         if own:
             gate, up = products(
                 *(shared_x, rows, shared_w1, shared_w1_scale, shared_w3, shared_w3_scale),
-                *(tl.zeros((), tl.int32), m, SHARED_INNER, K, BM, BT, SHARED_BK, False),
+                *(tl.zeros((), tl.int32), m, SHARED_INNER, K, ROW, BM, BT, SHARED_BK, False, SCALED),
             )
-            h = _activation(gate, up, None, shared_hidden, BT, BM, LIMIT, SHARED_FORMAT, SHARED_GROUP)
-            place = shared_hidden + rows[:, None] * SHARED_INNER + m[None, :]
-            tl.store(place, h, mask=(rows[:, None] >= 0) & (m[None, :] < SHARED_INNER))
+            _store_hidden(
+                *(gate, up, None, shared_hidden, rows, m, SHARED_INNER, SHARED_HIDDEN_ROW),
+                *(BT, BM, LIMIT, SHARED_FORMAT, SHARED_GROUP),
+            )
 
 
 @jit
@@ -290,11 +324,14 @@ def expert_outputs(
     SLOTS: tl.constexpr,
     M: tl.constexpr,
     K: tl.constexpr,
+    HIDDEN_ROW: tl.constexpr,
     SHARED_INNER: tl.constexpr,
+    SHARED_HIDDEN_ROW: tl.constexpr,
     BM: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
     SHARED_BK: tl.constexpr,
+    SCALED: tl.constexpr,
     FP4: tl.constexpr,
 ) -> None:
     """parts [pairs, M] and shared_parts [T, M] by products; out [T, M] by the last block of a tile of rows."""
@@ -304,14 +341,14 @@ def expert_outputs(
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = (rows[:, None] >= 0) & (m[None, :] < M)
     if routed:
-        y, _ = products(hidden, rows, w2, w2_scale, None, None, expert, m, M, K, BM, BT, BK, FP4)
+        y, _ = products(hidden, rows, w2, w2_scale, None, None, expert, m, M, K, HIDDEN_ROW, BM, BT, BK, FP4, SCALED)
         tl.store(parts + rows[:, None] * M + m[None, :], y.to(parts.dtype.element_ty), mask=inside)
     if shared_hidden is not None:
         place = shared_parts + rows[:, None] * M + m[None, :]
         if shared:
             y, _ = products(
                 *(shared_hidden, rows, shared_w2, shared_w2_scale, None, None),
-                *(tl.zeros((), tl.int32), m, M, SHARED_INNER, BM, BT, SHARED_BK, False),
+                *(tl.zeros((), tl.int32), m, M, SHARED_INNER, SHARED_HIDDEN_ROW, BM, BT, SHARED_BK, False, SCALED),
             )
             tl.store(place, y.to(shared_parts.dtype.element_ty), mask=inside)
     tl.debug_barrier()

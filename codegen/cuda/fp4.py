@@ -60,6 +60,33 @@ def weight_tile(
 
 
 @jit
+def weight_codes(
+    weight: tl.tensor,
+    scale: tl.tensor,
+    m: tl.tensor,
+    start: tl.tensor,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """u8 codes [BM, BK] of weight[m, start + k] in e4m3, and [BM, BK / 32] of the scales; zeros outside of it.
+
+    The code s ee m, moved to the bits s 00ee m00 of an e4m3, reads as v · 2^-6, subnormals included. Scales are those
+    of the weight times 2^6, up to 2^121.
+    """
+    byte = start // 2 + tl.arange(0, BK // 2)
+    inside = (m[:, None] < M) & (byte[None, :] < K // 2)
+    pairs = weight.to(tl.pointer_type(tl.uint8), bitcast=True) + m[:, None] * (K // 2) + byte[None, :]
+    pair = tl.load(pairs, mask=inside, other=0)
+    codes = tl.interleave(((pair & 8) << 4) | ((pair & 7) << 2), (pair & 0x80) | ((pair & 0x70) >> 2))
+    group = start // 32 + tl.arange(0, BK // 32)
+    inside = (m[:, None] < M) & (group[None, :] < K // 32)
+    scales = tl.load(scale + m[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
+    return codes, tl.where(scales < 249, scales + 6, 255).to(tl.uint8)
+
+
+@jit
 def input_tile(values: tl.tensor, BT: tl.constexpr, BK: tl.constexpr) -> tl.tensor:
     """[BT, BK] of [BT, BK]: the values of every eight in the order 0 4 1 5 2 6 3 7, in which words hold pairs."""
     return tl.reshape(tl.permute(tl.reshape(values, (BT, BK // 8, 2, 4)), (0, 1, 3, 2)), (BT, BK))

@@ -89,6 +89,7 @@ def latents_block(
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    SCALED: tl.constexpr,
     EPS: tl.constexpr,
     Q: tl.constexpr,
     KV: tl.constexpr,
@@ -131,6 +132,7 @@ def latents_block(
         BT,
         BK,
         STAGES,
+        SCALED,
         1,
         None,
     )

@@ -12,7 +12,7 @@ from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.product import constants, product_block, shared_sums, tiling
 from v41c.ir.formats import FORMATS
 from v41c.ir.op import Op
-from v41c.ir.types import TensorType
+from v41c.ir.types import DType, TensorType
 from v41c.targets.cuda import CudaTarget
 
 
@@ -34,7 +34,8 @@ def launch_linear(frame: Frame, target: CudaTarget, groups: int, format: str | N
     weight, tokens = frame.type_of("weight"), frame.type_of("x").shape[0]
     rows, columns = int(weight.shape[0]) // groups, int(weight.shape[1])
     group = 1 if format is None else FORMATS[format].group
-    tile = tiling(weight.dtype, (rows,), columns, frame.bound(tokens), target, groups, least_rows=group)
+    packed = frame.type_of("x").dtype == DType.U8
+    tile = tiling(weight.dtype, (rows,), columns, frame.bound(tokens), target, groups, least_rows=group, packed=packed)
     partials, counters = shared_sums(frame, tile, rows, tokens, groups)
     frame.launch(
         linear_block,
@@ -64,6 +65,7 @@ def linear_block(
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    SCALED: tl.constexpr,
     GROUP: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> None:
@@ -88,6 +90,7 @@ def linear_block(
         BT,
         BK,
         STAGES,
+        SCALED,
         GROUP,
         FORMAT,
     )

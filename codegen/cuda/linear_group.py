@@ -12,7 +12,7 @@ from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.product import constants, product_block, shared_sums, tiling
 from v41c.ir.op import Op
 from v41c.ir.ops.linear_group import MOST
-from v41c.ir.types import TensorType
+from v41c.ir.types import DType, TensorType
 from v41c.targets.cuda import CudaTarget
 
 
@@ -40,7 +40,8 @@ def _launch(frame: Frame, target: CudaTarget, members: Sequence[int]) -> None:
     tokens = frame.type_of("x").shape[0]
     weights = [frame.type_of(_name("weight", index)) for index in members]
     rows, columns = tuple(int(weight.shape[0]) for weight in weights), int(weights[0].shape[1])
-    tile = tiling(weights[0].dtype, rows, columns, frame.bound(tokens), target)
+    packed = frame.type_of("x").dtype == DType.U8
+    tile = tiling(weights[0].dtype, rows, columns, frame.bound(tokens), target, packed=packed)
     arguments: Arguments = {"x": frame.operand("x")}
     arguments |= constants(frame, tile, columns, tokens)
     blocks = 0
@@ -95,6 +96,7 @@ def group_block(
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     """A block of one of the results, whose weight's blocks begin at its FIRST.
 
@@ -121,6 +123,7 @@ def group_block(
         BT,
         BK,
         STAGES,
+        SCALED,
         1,
         None,
     )

@@ -75,24 +75,24 @@ def read_fp8_rows(
     ring: tl.tensor, rows: tl.tensor, inside: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ) -> tl.tensor:
     """f32 [R, BLOCK] of fp8 rows by number (i64 [R]); zeros in rows that are not `inside` and beyond WIDTH."""
-    elements, scales = _load_fp8(ring + rows * (WIDTH + WIDTH // 32), inside, 0, WIDTH, BLOCK)
+    elements, scales = load_fp8(ring + rows * (WIDTH + WIDTH // 32), inside, 0, WIDTH, BLOCK)
     numbers = tl.reshape(decode_e4m3(elements), (rows.shape[0], BLOCK // 32, 32))
-    return tl.reshape(numbers * scales[:, :, None], (rows.shape[0], BLOCK))
+    return tl.reshape(numbers * decode_e8m0(scales)[:, :, None], (rows.shape[0], BLOCK))
 
 
 @jit
-def _load_fp8(
+def load_fp8(
     rows: tl.tensor, inside: tl.tensor, start: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Codes [R, BLOCK] of columns from `start` on of fp8 rows of WIDTH values at addresses [R], and their f32 scales.
+    """u8 codes [R, BLOCK] of columns from `start` on of fp8 rows of WIDTH values at addresses [R], and of their scales.
 
-    Codes are 0 in rows that are not `inside` and beyond WIDTH.
+    Codes are 0 in rows that are not `inside` and beyond WIDTH, and so are those of scales, which stand for 2^-127.
     """
     k = start + tl.arange(0, BLOCK)[None, :]
     codes = tl.load(rows[:, None] + k, mask=inside[:, None] & (k < WIDTH), other=0)
     group = start // 32 + tl.arange(0, BLOCK // 32)[None, :]
     scales = tl.load(rows[:, None] + WIDTH + group, mask=inside[:, None] & (group < WIDTH // 32), other=0)
-    return codes, decode_e8m0(scales)
+    return codes, scales
 
 
 @jit
@@ -110,9 +110,9 @@ def packed_tile(
     rows: tl.tensor, inside: tl.tensor, start: tl.tensor, K: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr
 ) -> tl.tensor:
     """bf16 [BT, BK], exact: the same columns of packed rows [BT]; zeros in those that are not `inside`."""
-    codes, scales = _load_fp8(rows, inside, start, K, BK)
+    codes, scales = load_fp8(rows, inside, start, K, BK)
     numbers = tl.reshape(codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16), (BT, BK // 32, 32))
-    return tl.reshape(numbers * scales.to(tl.bfloat16)[:, :, None], (BT, BK))
+    return tl.reshape(numbers * decode_e8m0(scales).to(tl.bfloat16)[:, :, None], (BT, BK))
 
 
 @jit

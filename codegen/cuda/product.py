@@ -5,9 +5,10 @@ Where tiles alone would leave multiprocessors idle, k is split over several bloc
 their sums in ascending k.
 
 Weights are dequantised to what the tensor cores multiply: e4m3 times a power of two is exact in bf16, and so are
-activations after their round trip, so products are exact and sums are f32. Hopper's fp8 products would save half of the
-tensor cores' time, and spend it again on the vector units: with scales of 32 elements on both sides, every accumulator
-has to be scaled and added once per instruction.
+activations after their round trip, so products are exact and sums are f32. Tensor cores that apply power-of-two scales
+to every 32 elements themselves (Blackwell's) take packed rows and fp8 weights as they are, at twice the rate. Hopper's
+fp8 products would save as much, and spend it again on the vector units: with scales of 32 elements on both sides, every
+accumulator has to be scaled and added once per instruction.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from v41c.codegen.cuda.frame import Arguments, Buffer, Frame
 from v41c.codegen.cuda.kernel import Constant
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import decode_e8m0, round_groups
-from v41c.codegen.cuda.packed_rows import packed_row, packed_tile
+from v41c.codegen.cuda.packed_rows import load_fp8, packed_row, packed_tile
 from v41c.ir.types import Dim, DType
 from v41c.targets.cuda import CudaTarget
 
@@ -39,6 +40,8 @@ class Tiling:
     stages: int
     #: blocks that share the sum of a tile
     splits: int = 1
+    #: the tensor cores apply the scales of packed rows and of the weight
+    scaled: bool = False
 
     def tiles(self, rows: int, groups: int = 1) -> int:
         """Tiles of a weight of `groups` times `rows` rows for one tile of tokens."""
@@ -60,6 +63,7 @@ def tiling(
     target: CudaTarget,
     groups: int = 1,
     least_rows: int = 1,
+    packed: bool = False,
 ) -> Tiling:
     """The tile for weights of these rows times `groups`, at up to `tokens` tokens.
 
@@ -81,7 +85,15 @@ def tiling(
         tile = Tiling(128, 128, 64, 8, 3)
         if _tiles(tile, rows, groups, tokens) < target.multiprocessors:
             tile = Tiling(64, 64, 64, 4, 4)
+    if packed and tokens > 1 and dtype == DType.F8E4M3 and target.has_block_scaled_mma:
+        tile = _scaled(tile, target)
     return tile.split(_tiles(tile, rows, groups, tokens), columns, blocks, least)
+
+
+def _scaled(tile: Tiling, target: CudaTarget) -> Tiling:
+    """The tile as tensor cores take it that apply scales: steps of 128 codes; 128 rows in tensor memory."""
+    rows = 128 if target.has_tcgen05 else tile.m
+    return replace(tile, m=rows, k=128, scaled=True)
 
 
 def _tiles(tile: Tiling, rows: tuple[int, ...], groups: int, tokens: int) -> int:
@@ -101,7 +113,8 @@ def shared_sums(
 def constants(frame: Frame, tile: Tiling, columns: int, tokens: Dim) -> Arguments:
     """The arguments of `product_block` that products of one input have in common."""
     shape: Arguments = {"T": frame.extent(tokens), "K": columns, "SPLITS": tile.splits}
-    return shape | {"BM": tile.m, "BT": tile.t, "BK": tile.k, "STAGES": tile.stages}
+    shape |= {"BM": tile.m, "BT": tile.t, "BK": tile.k, "STAGES": tile.stages, "SCALED": tile.scaled}
+    return shape
 
 
 @jit
@@ -112,16 +125,27 @@ def load_weight(
 
     `k` must be 32 x KS consecutive columns, starting at a multiple of 32, for a scaled weight.
     """
-    inside = (m[:, None] < M) & (k[None, :] < K)
-    values = tl.load(weight + m[:, None].to(tl.int64) * K + k[None, :], mask=inside, other=0)
-    if scale is not None:
-        SCALES: tl.constexpr = (K + 31) // 32
-        first = tl.min(k, axis=0) // 32 + tl.arange(0, KS)
-        inside = (m[:, None] < M) & (first[None, :] < SCALES)
-        codes = tl.load(scale + (m[:, None] // 32) * SCALES + first[None, :], mask=inside, other=0)
-        numbers = tl.reshape(values.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16), (m.shape[0], KS, 32))
-        values = tl.reshape(numbers * decode_e8m0(codes).to(tl.bfloat16)[:, :, None], (m.shape[0], KS * 32))
+    if scale is None:
+        inside = (m[:, None] < M) & (k[None, :] < K)
+        values = tl.load(weight + m[:, None].to(tl.int64) * K + k[None, :], mask=inside, other=0)
+    else:
+        codes, scales = load_codes(weight, scale, m, k, M, K, KS)
+        numbers = tl.reshape(codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16), (m.shape[0], KS, 32))
+        values = tl.reshape(numbers * decode_e8m0(scales).to(tl.bfloat16)[:, :, None], (m.shape[0], KS * 32))
     return values
+
+
+@jit
+def load_codes(
+    weight: tl.tensor, scale: tl.tensor, m: tl.tensor, k: tl.tensor, M: tl.tensor, K: tl.constexpr, KS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """u8 codes [m, k] of an fp8 weight with scales of 32 x 32, and [m, KS] of the scales; zeros outside of it."""
+    SCALES: tl.constexpr = (K + 31) // 32
+    inside = (m[:, None] < M) & (k[None, :] < K)
+    codes = tl.load(weight + m[:, None].to(tl.int64) * K + k[None, :], mask=inside, other=0)
+    group = tl.min(k, axis=0) // 32 + tl.arange(0, KS)
+    inside = (m[:, None] < M) & (group[None, :] < SCALES)
+    return codes, tl.load(scale + (m[:, None] // 32) * SCALES + group[None, :], mask=inside, other=0)
 
 
 @jit
@@ -143,6 +167,7 @@ def product_block(
     BT: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    SCALED: tl.constexpr,
     GROUP: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> None:
@@ -164,6 +189,8 @@ def product_block(
     source = x + t.to(tl.int64) * ROW + group * K
     if BT == 1:
         sums = _row_sums(source, weight, scale, m, first, GROUPS * M, K, STEPS, BM, BK, STAGES)
+    elif SCALED:
+        sums = _scaled_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK)
     else:
         sums = _tile_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK)
     place = y + t[:, None].to(tl.int64) * (GROUPS * M) + m[None, :]
@@ -257,6 +284,41 @@ def _tile_sums(
         numbers = load_weight(weight, scale, m, k, M, K, BK // 32)
         sums = add_dot(numbers, values, sums)
     return sums
+
+
+@jit
+def _scaled_sums(
+    x: tl.tensor,
+    weight: tl.tensor,
+    scale: tl.tensor,
+    m: tl.tensor,
+    inside: tl.tensor,
+    first: tl.tensor,
+    M: tl.tensor,
+    K: tl.constexpr,
+    STEPS: tl.constexpr,
+    BM: tl.constexpr,
+    BT: tl.constexpr,
+    BK: tl.constexpr,
+) -> tl.tensor:
+    """f32 [BM, BT] of packed rows and an fp8 weight, both as they are: the tensor cores apply the scales."""
+    sums = tl.zeros((BM, BT), tl.float32)
+    for step in range(STEPS):
+        start = first + step * BK
+        k = start + tl.arange(0, BK)
+        values, scales = load_fp8(x, inside, start, K, BK)
+        codes, code_scales = load_codes(weight, scale, m, k, M, K, BK // 32)
+        sums = add_scaled_dot(codes, code_scales, values, scales, sums)
+    return sums
+
+
+@jit
+def add_scaled_dot(
+    codes: tl.tensor, code_scales: tl.tensor, values: tl.tensor, scales: tl.tensor, sums: tl.tensor
+) -> tl.tensor:
+    """sums [M, T] + codes [M, K] · values [T, K]ᵀ, both u8 codes of e4m3, with e8m0 scales [M, K/32] and [T, K/32]."""
+    right = tl.trans(values.to(tl.float8e4nv, bitcast=True))
+    return tl.dot_scaled(codes.to(tl.float8e4nv, bitcast=True), code_scales, "e4m3", right, scales, "e4m3", sums)
 
 
 @jit

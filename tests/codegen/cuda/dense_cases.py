@@ -78,6 +78,7 @@ CASES = {
     "coefficients": Case(HcCoefficients(1e-20, 1e-6, 20), (_STREAM, *_WEIGHTS), True),
     "fp8": Case(Linear("bf16"), (_X, *_fp8(1280, WIDTH)), True),
     "packed fp8": Case(Linear("bf16"), (_PACKED, *_fp8(1280, WIDTH)), True),
+    "packed group": Case(LinearGroup("bf16"), (_PACKED, *_group(1280, 512)[1:]), True),
     "bf16": Case(Linear("f32"), (_X, TensorType(DType.BF16, (VOCABULARY, WIDTH)), None), True),
     "f32": Case(Linear("f32"), (_X, TensorType(DType.F32, (512, WIDTH)), None), False),
     "group": Case(LinearGroup("bf16"), _group(1280, 512), True),
@@ -105,6 +106,8 @@ def check_code(name: str, tokens: int, target: CudaTarget, folder: Path) -> dict
         assert code.get("load_16_bytes", 0) + code.get("async_copy_16_bytes", 0) > 0
         if CASES[name].matrix and tokens > 16:
             assert {"wgmma", "tcgen05", "mma"} & code.keys()
+        scaled = target.has_block_scaled_mma and tokens > 1 and name in ("packed fp8", "packed group")
+        assert ("block_scaled" in code) == scaled
     return made
 
 

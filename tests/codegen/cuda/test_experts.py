@@ -16,11 +16,11 @@ from tests.codegen.cuda.harness import Subject
 from tests.codegen.cuda.interpreter import run_blocks_backwards
 from tests.codegen.sparse_harness import Operands, reference, rows_of, same
 from v41c.errors import UnsupportedError
-from v41c.ir import formats
+from v41c.ir import formats, packed
 from v41c.ir.op import Op
 from v41c.ir.ops.moe_experts import MoeExperts
 from v41c.ir.ops.moe_layer import MoeLayer
-from v41c.targets.cuda import SM_90
+from v41c.targets.cuda import SM_90, SM_100, CudaTarget
 
 EXPERTS, CHOICES = 7, 3
 WIDTH, INNER = 96, 160  # no powers of two, and no multiples of a step of 128 or of a tile of 64
@@ -90,6 +90,14 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.0, atol=largest * 2.0**-7)
 
 
+def packed_inputs(op: Op, operands: Operands) -> Operands:
+    """Operands with packed rows for the inputs of products: the same numbers."""
+    return tuple(
+        formats.pack(operand, packed.FORMAT) if operand is not None and declared.name in op.packable else operand
+        for declared, operand in zip(op.operands(), operands, strict=True)
+    )
+
+
 @pytest.mark.parametrize(("variant", "tokens"), [(1, 1), (16, 0), (16, 1), (16, 3), (16, 16), (MANY, 17)])
 def test_a_layer(variant: int, tokens: int) -> None:
     op, operands = case(tokens).layer
@@ -97,6 +105,22 @@ def test_a_layer(variant: int, tokens: int) -> None:
     assert ours.shape == (tokens, WIDTH)
     if tokens:
         close(ours, reference(op, operands)[0])
+        assert same(call_packed(op, operands, SM_90, variant), ours)
+
+
+def call_packed(op: Op, operands: Operands, target: CudaTarget, variant: int) -> Tensor:
+    given = packed_inputs(op, operands)
+    (ours,) = Subject.of(op, given, target, variant).call(given)
+    return ours
+
+
+@pytest.mark.parametrize("format", ["fp8_e8m0_32", "none"])
+@pytest.mark.parametrize(("variant", "tokens"), [(16, 3), (MANY, 17)])
+def test_tensor_cores_that_apply_scales(variant: int, tokens: int, format: str) -> None:
+    """To packed rows of inputs, and of hidden activations where these are rounded to the same format."""
+    _, operands = case(tokens).layer
+    op = MoeLayer(8.0, format, format, "bf16")
+    close(call_packed(op, operands, SM_100, variant), reference(op, operands)[0])
 
 
 def test_one_expert_for_all_takes_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,10 +137,13 @@ def test_one_expert_for_all_takes_several_tiles(monkeypatch: pytest.MonkeyPatch)
     assert same(subject.call(operands)[0], ours)
 
 
+@pytest.mark.parametrize("target", [SM_90, SM_100], ids=lambda target: target.name)
 @pytest.mark.parametrize("variant", [16, MANY])
-def test_a_token_does_not_see_its_neighbours(variant: int) -> None:
+def test_a_token_does_not_see_its_neighbours(variant: int, target: CudaTarget) -> None:
     op, operands = case(9).layer
-    subject = Subject.of(op, operands, SM_90, variant)
+    if target.has_block_scaled_mma:
+        operands = packed_inputs(op, operands)
+    subject = Subject.of(op, operands, target, variant)
     (whole,) = subject.call(operands)
     rows = [8, 0, 3]
     assert same(subject.call(rows_of(op, operands, rows))[0], whole[rows])
@@ -148,11 +175,12 @@ def test_nan_stays_with_its_token(variant: int) -> None:
 @pytest.mark.parametrize("exponent", [-40, 60])
 @pytest.mark.parametrize("variant", [1, 16])
 def test_scales_far_from_one(variant: int, exponent: int) -> None:
-    """fp4 numbers go through exponents of their own on the way: 2^-126 and 2^64."""
+    """fp4 numbers go through exponents of their own on the way: 2^-126 and 2^64, or 2^-6."""
     given = replace(case(1), scales=case(1, exponent).scales)
     op, operands = given.experts
     (ours,) = Subject.of(op, operands, SM_90, variant).call(operands)
     close(ours, reference(op, operands)[0])
+    close(call_packed(op, operands, SM_100, variant), ours)
 
 
 def test_widths_that_are_no_whole_groups_are_refused() -> None:
@@ -191,6 +219,7 @@ def test_every_code_of_fp4_is_read_in_its_place() -> None:
         op = MoeExperts(1e4, "none")
         (ours,) = Subject.of(op, operands, SM_90, variant).call(operands)
         assert same(ours, reference(op, operands)[0])
+        assert same(call_packed(op, operands, SM_100, variant), ours)
         # silu(8) is 8 in bf16, up is 8 times the code's value, down copies the first 32
         values = formats.decode_e2m1(codes[0, :, at])
         assert torch.equal(ours[0, :inner], 64.0 * values)
