@@ -93,6 +93,10 @@ class Op:
         """The results in PyTorch: a tensor or a tuple. State operands are updated in place and returned first."""
         raise NotImplementedError
 
+    def packing(self) -> tuple[Op, int] | None:
+        """The operation that gives packed rows in place of a result's round trip, and the result; None for none."""
+        return None
+
     def flops(self, *operands: Any) -> int:
         """Multiplications and additions, from operand types without symbolic dimensions."""
         raise NotImplementedError

@@ -6,6 +6,7 @@ are exact in.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from v41c.ir import formats
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 FORMAT = "fp8_e8m0_32"
 #: bytes of a group and its scale
 _GROUP_BYTES = formats.FORMATS[FORMAT].row_bytes(32)
+
+
+def replaced(op: Op, format: str, result: int) -> tuple[Op, int] | None:
+    """`Op.packing` of an operation that has `packed`, and rounds a result to `format`."""
+    if format != FORMAT or op.attributes()["packed"]:
+        return None
+    return replace(op, packed=True), result  # type: ignore[call-arg]  # of the classes that call
 
 
 def values_type(op: Op, name: str, x: TensorType) -> TensorType:

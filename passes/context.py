@@ -53,6 +53,10 @@ class Machine(Protocol):
     def packs_activations(self) -> bool:
         """Whether boundaries write, and products read, packed rows of activations."""
 
+    @property
+    def has_block_scaled_mma(self) -> bool:
+        """Whether matrix products apply a power-of-two scale to every 32 elements themselves."""
+
 
 KernelFor = Callable[
     [Op, tuple[TensorType | None, ...], tuple[TensorType, ...], Mapping[str, int]],

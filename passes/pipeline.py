@@ -26,7 +26,7 @@ from v41c.passes import (
     select_kernels,
     split_encoder_decoder,
 )
-from v41c.passes.context import EXACT, Numbers, PassContext
+from v41c.passes.context import EXACT, Machine, Numbers, PassContext
 
 #: every pass in order, and why it stands there
 PIPELINE: tuple[tuple[ModuleType, str], ...] = (
@@ -43,7 +43,7 @@ PIPELINE: tuple[tuple[ModuleType, str], ...] = (
     (reorder_sparse_gathers, "after variants are made: what pays for one token does not for many"),
     (plan_memory, "last: it places what the kernels need"),
 )
-#: passes that run only when they are asked for
+#: passes that run only when they are asked for, or on machines of which their `is_default` says so
 OPT_IN = (quantize.NAME, pack_activations.NAME)
 REQUIRED = (remove_quantization.NAME, select_kernels.NAME)
 TRACE = "trace"
@@ -65,14 +65,20 @@ def numbers_of(name: str) -> Numbers:
     return numbers
 
 
-def pass_names() -> tuple[str, ...]:
-    """Names of the passes that run unless they are left out, in order."""
-    return tuple(entry.NAME for entry, _ in PIPELINE if entry.NAME not in OPT_IN)
+def pass_names(machine: Machine | None = None) -> tuple[str, ...]:
+    """Names of the passes that run unless they are left out, in order: on a machine, or on any."""
+    return tuple(entry.NAME for entry, _ in PIPELINE if _is_default(entry, machine))
 
 
-def choose_passes(text: str) -> tuple[str, ...]:
-    """Passes of a `--passes` value: "all" those on by default, or names to add ("+quantize") and to leave out
-    ("-plan-memory"), or the names to run.
+def _is_default(entry: ModuleType, machine: Machine | None) -> bool:
+    if entry.NAME not in OPT_IN:
+        return True
+    return machine is not None and hasattr(entry, "is_default") and bool(entry.is_default(machine))
+
+
+def choose_passes(text: str, machine: Machine | None = None) -> tuple[str, ...]:
+    """Passes of a `--passes` value: "all" those on by default on the machine, or names to add ("+quantize") and to
+    leave out ("-plan-memory"), or the names to run.
 
     Any default pass but the required ones may be left out: none of them needs what another leaves behind.
 
@@ -93,7 +99,7 @@ def choose_passes(text: str) -> tuple[str, ...]:
         raise UsageError("--passes: expected names to run, or changes (+name, -name) to what runs, got both")
     for name in sorted(added & left_out):
         raise UsageError(f"--passes: {name}: expected it to be added or left out, got both")
-    running = wanted or {*pass_names(), *added} - left_out
+    running = wanted or {*pass_names(machine), *added} - left_out
     chosen = tuple(name for name in names if name in running)
     for name in REQUIRED:
         if name not in chosen:

@@ -32,8 +32,6 @@ class CudaTarget(Target):
     has_wgmma: bool
     #: products of the fifth generation, with accumulators in tensor memory
     has_tcgen05: bool
-    #: products that apply a power-of-two scale to every 32 elements themselves
-    has_block_scaled_mma: bool
     #: tensor memory accelerator
     has_tma: bool
 
@@ -55,6 +53,7 @@ SM_89 = CudaTarget(
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=True,
     packs_activations=True,
+    has_block_scaled_mma=False,
     features=(),
     product="L40S",
     multiprocessors=142,
@@ -68,7 +67,6 @@ SM_89 = CudaTarget(
     f8_flops=733e12,
     has_wgmma=False,
     has_tcgen05=False,
-    has_block_scaled_mma=False,
     has_tma=False,
 )
 SM_90 = CudaTarget(
@@ -82,6 +80,7 @@ SM_90 = CudaTarget(
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=True,
     packs_activations=True,
+    has_block_scaled_mma=False,
     features=(),
     product="H200 SXM",
     multiprocessors=132,
@@ -95,7 +94,6 @@ SM_90 = CudaTarget(
     f8_flops=1979e12,
     has_wgmma=True,
     has_tcgen05=False,
-    has_block_scaled_mma=False,
     has_tma=True,
 )
 SM_100 = CudaTarget(
@@ -109,6 +107,7 @@ SM_100 = CudaTarget(
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=True,
     packs_activations=True,
+    has_block_scaled_mma=True,
     features=(),
     product="B200 SXM",
     multiprocessors=148,
@@ -122,7 +121,6 @@ SM_100 = CudaTarget(
     f8_flops=4500e12,
     has_wgmma=False,
     has_tcgen05=True,
-    has_block_scaled_mma=True,
     has_tma=True,
 )
 SM_120 = CudaTarget(
@@ -136,6 +134,7 @@ SM_120 = CudaTarget(
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=True,
     packs_activations=True,
+    has_block_scaled_mma=True,
     features=(),
     product="RTX PRO 6000 Blackwell",
     multiprocessors=188,
@@ -149,7 +148,6 @@ SM_120 = CudaTarget(
     f8_flops=1008e12,
     has_wgmma=False,
     has_tcgen05=False,
-    has_block_scaled_mma=True,
     has_tma=True,
 )
 TARGETS = (SM_89, SM_90, SM_100, SM_120)

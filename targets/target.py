@@ -33,6 +33,8 @@ class Target:
     runs_aside: bool
     #: boundaries write, and products read, packed rows of activations
     packs_activations: bool
+    #: matrix products that apply a power-of-two scale to every 32 elements themselves
+    has_block_scaled_mma: bool
     #: feature names, as the kernel of the operating system spells them, without which an engine must not be run
     features: tuple[str, ...]
 

@@ -37,6 +37,7 @@ V3 = CpuTarget(
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=False,
     packs_activations=False,
+    has_block_scaled_mma=False,
     features=_V3_FEATURES,
 )
 V4 = CpuTarget(
@@ -57,6 +58,7 @@ V4 = CpuTarget(
     launch_seconds=_LAUNCH_SECONDS,
     runs_aside=False,
     packs_activations=False,
+    has_block_scaled_mma=False,
     features=_V4_FEATURES,
 )
 TARGETS = (V3, V4)

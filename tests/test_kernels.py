@@ -8,7 +8,7 @@ from v41c.ir.op import Cost
 from v41c.kernels import kernel_rows, occupancy
 from v41c.manifest import CubinEntry, LaunchEntry
 from v41c.operations import Operation
-from v41c.targets.cuda import SM_89, SM_90, CudaTarget
+from v41c.targets.cuda import SM_89, SM_90, SM_100, CudaTarget
 
 
 def function(registers: int, warps: int, shared_bytes: int = 0, spill_bytes: int = 0, **found: int) -> CubinEntry:
@@ -83,8 +83,17 @@ def test_rows_of_a_step() -> None:
     assert copy.to_json()["kernel"] == "copy_1"
 
 
-def test_products_have_the_tensor_cores_peak() -> None:
-    cubins = {"product": function(64, 4, mma=1)}
-    step = [operation("linear_1", Cost(flops=989_000_000, weight_bytes=1, launches=1))]
-    (row,) = kernel_rows(step, {"linear_1": [LaunchEntry("product", [], [])]}, cubins, SM_90)
+@pytest.mark.parametrize(
+    ("target", "instructions", "flops"),
+    [
+        (SM_90, {"mma": 1}, 989e12),
+        (SM_100, {"tcgen05": 1}, 2250e12),
+        (SM_100, {"tcgen05": 1, "block_scaled": 1}, 4500e12),
+    ],
+)
+def test_products_have_the_tensor_cores_peak(target: CudaTarget, instructions: dict[str, int], flops: float) -> None:
+    """Of fp8 where they apply the scales of what they multiply."""
+    cubins = {"product": function(64, 4, **instructions)}
+    step = [operation("linear_1", Cost(flops=int(flops * 1e-6), weight_bytes=1, launches=1))]
+    (row,) = kernel_rows(step, {"linear_1": [LaunchEntry("product", [], [])]}, cubins, target)
     assert row.bound_seconds == pytest.approx(1e-6)

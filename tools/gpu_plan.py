@@ -59,7 +59,7 @@ def release_cases(config: Path, target: CudaTarget, progress: Callable[[str], No
     kernels: dict[str, object] = {}
     options = CompileOptions(target=target.name, no_weights=True, max_context=CONTEXT)
     context = pass_context(source.config, options, target, kernels)  # type: ignore[arg-type]
-    stages = list(run_pipeline(kept_trace(source), context, choose_passes(options.passes), progress))
+    stages = list(run_pipeline(kept_trace(source), context, choose_passes(options.passes, target), progress))
     return cases_of(stages[-1].module, kernels)
 
 

@@ -133,7 +133,7 @@ def compile(
 
     options, kernels = options or CompileOptions(), {} if kernels is None else kernels
     target = find_target(options.target)
-    chosen = choose_passes(options.passes)
+    chosen = choose_passes(options.passes, target)
     clock = _Clock()
     progress("reading the checkpoint")
     source = read_source(Path(checkpoint), options.no_weights)

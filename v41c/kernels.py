@@ -76,8 +76,7 @@ def _row(kernel: str, op: str, cost: Cost, functions: Sequence[CubinEntry], targ
         for name, count in function.instructions.items():
             instructions[name] = instructions.get(name, 0) + count
     traffic = cost.weight_bytes + cost.state_bytes + cost.activation_bytes
-    peak = target.bf16_flops if any(name in instructions for name in _PRODUCTS) else target.f32_flops
-    moving, computing = traffic / target.memory_bytes_per_second, cost.flops / peak
+    moving, computing = traffic / target.memory_bytes_per_second, cost.flops / _peak(instructions, target)
     return KernelRow(
         kernel=kernel,
         op=op,
@@ -93,6 +92,13 @@ def _row(kernel: str, op: str, cost: Cost, functions: Sequence[CubinEntry], targ
         shared_bytes=max((function.shared_bytes for function in functions), default=0),
         instructions=instructions,
     )
+
+
+def _peak(instructions: Mapping[str, int], target: CudaTarget) -> float:
+    """Operations per second of the fastest units that instructions are for; fp4 is multiplied at the rate of fp8."""
+    if "block_scaled" in instructions:
+        return target.f8_flops
+    return target.bf16_flops if any(name in instructions for name in _PRODUCTS) else target.f32_flops
 
 
 def occupancy(function: CubinEntry, target: CudaTarget) -> float:

@@ -10,6 +10,7 @@ from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
 from v41c.codegen.cuda.numeric import round_groups
+from v41c.codegen.cuda.packed_rows import write_row
 from v41c.codegen.cuda.rms_norm import normed
 from v41c.codegen.cuda.rope import rotated_pairs
 from v41c.codegen.cuda.rows import power_of_two
@@ -89,12 +90,16 @@ def query_row(
     GROUP: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> None:
-    """A token's row of the query latent, normed and rounded."""
-    start = token.to(tl.int64) * WIDTH
+    """A token's row of the query latent, normed and rounded; a `query` of u8 takes packed rows of bf16."""
+    token = token.to(tl.int64)
     column = tl.arange(0, BLOCK)
-    values = _normed_row(q + start, weight, column, EPS, WIDTH)
-    rounded = _rounded(values, query.dtype.element_ty, BLOCK, GROUP, FORMAT)
-    tl.store(query + start + column, rounded, mask=column < WIDTH)
+    values = _normed_row(q + token * WIDTH, weight, column, EPS, WIDTH)
+    if query.dtype.element_ty == tl.uint8:
+        rows = query + token * (WIDTH + WIDTH // GROUP)
+        write_row(rows, values.to(tl.bfloat16).to(tl.float32), FORMAT, GROUP, WIDTH, BLOCK)
+    else:
+        rounded = _rounded(values, query.dtype.element_ty, BLOCK, GROUP, FORMAT)
+        tl.store(query + token * WIDTH + column, rounded, mask=column < WIDTH)
 
 
 @jit

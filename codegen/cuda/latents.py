@@ -42,7 +42,7 @@ def kernel(
     }
     q_partials, q_counters = shared_sums(frame, tile, query, tokens)
     kv_partials, kv_counters = shared_sums(frame, tile, keys, tokens)
-    element = frame.result(0).element
+    element = frame.result(1).element
     first = tile.tiles(query) * tile.splits
     blocks = first + tile.tiles(keys) * tile.splits
     frame.launch(

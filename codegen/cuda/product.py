@@ -20,7 +20,7 @@ import triton.language as tl
 from v41c.codegen.cuda.frame import Arguments, Buffer, Frame
 from v41c.codegen.cuda.kernel import Constant
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.numeric import decode_e8m0, round_groups
+from v41c.codegen.cuda.numeric import decode_e8m0, quantize_groups, round_groups
 from v41c.codegen.cuda.packed_rows import load_fp8, packed_row, packed_tile
 from v41c.ir.types import Dim, DType
 from v41c.targets.cuda import CudaTarget
@@ -174,7 +174,8 @@ def product_block(
     """y[t, g·M + m] = Σ_k x[t, g, k] · weight[g·M + m, k] for one block: a tile's sum over its share of k.
 
     M is a constant or a scalar. Blocks of a tile follow one another, then tiles of M rows, then groups. With a FORMAT
-    of GROUP elements, y is rounded to its type, then to the format and back. Rows of x that are u8 are packed ones.
+    of GROUP elements, y is rounded to its type, then to the format and back. Rows of x that are u8 are packed ones, and
+    so are those of y, of bf16 that was rounded.
     """
     ROW: tl.constexpr = GROUPS * K + (K // 32 if x.dtype.element_ty == tl.uint8 else 0)
     tiles = (M + BM - 1) // BM
@@ -193,10 +194,8 @@ def product_block(
         sums = _scaled_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK)
     else:
         sums = _tile_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK)
-    place = y + t[:, None].to(tl.int64) * (GROUPS * M) + m[None, :]
-    mask = (t[:, None] < T) & (row[None, :] < M)
     if SPLITS == 1:
-        _store(place, sums, mask, BM, BT, GROUP, FORMAT)
+        _store(y, sums, t, m, row, T, M, GROUPS, BM, BT, GROUP, FORMAT)
     else:
         number = t_block * (GROUPS * tiles) + tile
         inner = tl.arange(0, BM)[:, None] * BT + tl.arange(0, BT)[None, :]
@@ -210,24 +209,41 @@ def product_block(
             total = tl.load(shared, cache_modifier=".cg")
             for other in tl.static_range(1, SPLITS):
                 total += tl.load(shared + other * (BM * BT), cache_modifier=".cg")
-            _store(place, total, mask, BM, BT, GROUP, FORMAT)
+            _store(y, total, t, m, row, T, M, GROUPS, BM, BT, GROUP, FORMAT)
 
 
 @jit
 def _store(
-    place: tl.tensor,
+    y: tl.tensor,
     sums: tl.tensor,
-    mask: tl.tensor,
+    t: tl.tensor,
+    m: tl.tensor,
+    row: tl.tensor,
+    T: tl.tensor,
+    M: tl.tensor,
+    GROUPS: tl.constexpr,
     BM: tl.constexpr,
     BT: tl.constexpr,
     GROUP: tl.constexpr,
     FORMAT: tl.constexpr,
 ) -> None:
-    values = tl.trans(sums).to(place.dtype.element_ty)
-    if FORMAT is not None:
+    """y[t, m] of sums [BM, BT], of which those of rows from M on and tokens from T on are none."""
+    PACKED: tl.constexpr = y.dtype.element_ty == tl.uint8
+    dtype = tl.bfloat16 if PACKED else y.dtype.element_ty
+    values = tl.trans(sums).to(dtype)
+    place = y + t[:, None].to(tl.int64) * (GROUPS * M + (GROUPS * M // GROUP if PACKED else 0))
+    if PACKED:
+        codes, scales = quantize_groups(tl.reshape(values.to(tl.float32), (BT, BM // GROUP, GROUP)), FORMAT)
+        values = tl.reshape(codes, (BT, BM)).to(tl.uint8)
+        # the first of a tile's rows is a group's
+        inner = tl.arange(0, BM // GROUP)
+        inside = (t[:, None] < T) & (tl.min(row, axis=0) + inner[None, :] * GROUP < M)
+        group = GROUPS * M + tl.min(m, axis=0) // GROUP + inner
+        tl.store(place + group[None, :], scales.to(tl.uint8), mask=inside)
+    elif FORMAT is not None:
         groups = tl.reshape(values.to(tl.float32), (BT, BM // GROUP, GROUP))
-        values = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(place.dtype.element_ty)
-    tl.store(place, values, mask=mask)
+        values = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(dtype)
+    tl.store(place + m[None, :], values, mask=(t[:, None] < T) & (row[None, :] < M))
 
 
 @jit

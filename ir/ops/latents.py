@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from v41c.ir import packed
 from v41c.ir.fused import FusedOp, Run
-from v41c.ir.op import Example, seeded
+from v41c.ir.op import Example, Op, seeded
 from v41c.ir.ops.latent_norms import LatentNorms
 from v41c.ir.ops.linear import Linear
 from v41c.ir.ops.linear_group import LinearGroup
@@ -19,12 +20,14 @@ class Latents(FusedOp):
     """q' = round_trip(norm(x · q_downᵀ));  kv' = round_trip(rope(norm(x · kv_downᵀ)))
 
     The composition of `linear_group` and `latent_norms`, with their roundings; a format "none" is no round trip.
+    `packed` gives q' as packed rows, for products alone.
     """
 
     out: str
     eps: float
     q_format: str
     kv_format: str
+    packed: bool = False
     packable: ClassVar[tuple[str, ...]] = LinearGroup.packable
 
     def infer(
@@ -45,7 +48,10 @@ class Latents(FusedOp):
     @property
     def norms(self) -> LatentNorms:
         """The second of the two operations that this one is composed of."""
-        return LatentNorms(self.eps, self.q_format, self.kv_format)
+        return LatentNorms(self.eps, self.q_format, self.kv_format, self.packed)
+
+    def packing(self) -> tuple[Op, int] | None:
+        return packed.replaced(self, self.q_format, 0)
 
     def compose(self, run: Run, *operands: Any) -> tuple[Any, ...]:
         x, q_down, kv_down, q_weight, kv_weight, cos, sin, q_scale, kv_scale = operands
@@ -60,6 +66,7 @@ class Latents(FusedOp):
             (products[0].operands, ("fp8_e8m0_32", "fp8_e8m0_32"), 8),
             (products[1].operands, ("none", "none"), 16),
             (products[-1].operands, ("fp8_e8m0_32", "fp8_e8m0_32"), 8),
+            (products[-1].operands, ("fp8_e8m0_32", "fp8_e8m0_32", True), 8),
         ):
             if x is None or weight is None:
                 continue

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from v41c.ir import packed
 from v41c.ir.fused import FusedOp, Run
-from v41c.ir.op import Example, seeded
+from v41c.ir.op import Example, Op, seeded
 from v41c.ir.ops.hc_update import HcUpdate
 from v41c.ir.ops.mhc_enter import MhcEnter
 from v41c.ir.types import TensorType
@@ -46,6 +47,9 @@ class MhcBoundary(FusedOp):
     def entry(self) -> MhcEnter:
         """What happens to the new stream."""
         return MhcEnter(self.norm_eps, self.eps, self.iterations, self.format, self.packed)
+
+    def packing(self) -> tuple[Op, int] | None:
+        return packed.replaced(self, self.format, 2)
 
     def compose(self, run: Run, *operands: Any) -> tuple[Any, ...]:
         stream, y, post, comb, *rest = operands

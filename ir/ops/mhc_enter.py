@@ -8,12 +8,11 @@ from typing import Any
 
 from v41c.ir import packed
 from v41c.ir.fused import FusedOp, Run
-from v41c.ir.op import Example, seeded
+from v41c.ir.op import Example, Op, seeded
 from v41c.ir.ops.hc_coefficients import HcCoefficients
 from v41c.ir.ops.hc_mix import HcMix
-from v41c.ir.ops.pack_rows import PackRows
+from v41c.ir.ops.pack_rows import rounding
 from v41c.ir.ops.rms_norm import RmsNorm
-from v41c.ir.ops.round_trip import RoundTrip
 from v41c.ir.types import TensorType
 
 
@@ -48,6 +47,9 @@ class MhcEnter(FusedOp):
         """What predicts the next mixes."""
         return HcCoefficients(self.norm_eps, self.eps, self.iterations)
 
+    def packing(self) -> tuple[Op, int] | None:
+        return packed.replaced(self, self.format, 1)
+
     def compose(self, run: Run, *operands: Any) -> tuple[Any, ...]:
         stream, pre, fn, scale, base, weight = operands
         (mixed,) = run(HcMix(), stream, pre)
@@ -55,10 +57,7 @@ class MhcEnter(FusedOp):
         return u, *self._quantized(run, u), *run(self.coefficients, stream, fn, scale, base)
 
     def _quantized(self, run: Run, u: Any) -> tuple[Any, ...]:
-        if self.packed:
-            self.require(self.format == packed.FORMAT, "packed format", packed.FORMAT, self.format)
-            return run(PackRows(self.format), u)
-        return () if self.format == "none" else run(RoundTrip(self.format), u)
+        return () if self.format == "none" and not self.packed else run(rounding(self.format, self.packed), u)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

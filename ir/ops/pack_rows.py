@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from v41c.ir import formats
+from v41c.errors import VerifyError
+from v41c.ir import formats, packed
 from v41c.ir.op import FLOATS, Example, Op, seeded
+from v41c.ir.ops.round_trip import RoundTrip
 from v41c.ir.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -47,3 +49,10 @@ class PackRows(Op):
             spread = torch.exp2(normal(5, 1) * 8)
             yield Example(cls(name), ((normal(5, 96) * spread).bfloat16(),))
             yield Example(cls(name), (normal(3, 64),))
+
+
+def rounding(format: str, to_rows: bool) -> PackRows | RoundTrip:
+    """What rounds a fused operation's result to a format: as packed rows of activations, or back to floats."""
+    if to_rows and format != packed.FORMAT:
+        raise VerifyError(f"packed format: expected {packed.FORMAT}, got {format}")
+    return PackRows(format) if to_rows else RoundTrip(format)

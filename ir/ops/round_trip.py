@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from v41c.ir import formats
+from v41c.ir import formats, packed
 from v41c.ir.op import FLOATS, Example, Op, seeded
 from v41c.ir.types import TensorType
 
@@ -32,6 +32,11 @@ class RoundTrip(Op):
 
     def reference(self, x: Tensor) -> Tensor:
         return formats.round_trip(x, self.format)
+
+    def packing(self) -> tuple[Op, int] | None:
+        from v41c.ir.ops.pack_rows import PackRows
+
+        return (PackRows(self.format), 0) if self.format == packed.FORMAT else None
 
     def flops(self, x: TensorType) -> int:
         return 3 * x.elements

@@ -33,6 +33,7 @@ MACHINE = SimpleNamespace(
     launch_seconds=0.0,
     runs_aside=False,
     packs_activations=True,
+    has_block_scaled_mma=True,
 )
 PASSES = [pytest.param(entry, id=entry.NAME) for entry, _ in PIPELINE]
 

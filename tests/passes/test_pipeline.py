@@ -14,6 +14,7 @@ from v41c.ir.text import parse_module, print_module
 from v41c.ir.types import f32
 from v41c.passes.context import PassContext
 from v41c.passes.pipeline import OPT_IN, PIPELINE, REQUIRED, choose_passes, pass_names, run_pipeline, write_stage
+from v41c.targets.target import Target, all_targets
 
 CONTEXT = PassContext("release", lambda *_: pytest.fail("no kernel is selected here"), (1,))
 
@@ -46,6 +47,13 @@ def test_a_pass_that_is_off_is_added() -> None:
     assert set(every) - set(choose_passes("+quantize")) == {"pack-activations"}
     assert choose_passes("+fuse-mhc,-quantize") == pass_names()
     assert choose_passes("quantize," + ",".join(REQUIRED)) == ("quantize", *REQUIRED)
+
+
+@pytest.mark.parametrize("target", all_targets(), ids=lambda target: target.name)
+def test_tensor_cores_that_apply_scales_are_given_packed_rows(target: Target) -> None:
+    more = set(choose_passes("all", target)) - set(pass_names())
+    assert more == ({"pack-activations"} if target.name in ("cuda:sm_100", "cuda:sm_120") else set())
+    assert choose_passes("-pack-activations", target) == pass_names()
 
 
 def test_names_to_run_keep_the_pipeline_order() -> None:

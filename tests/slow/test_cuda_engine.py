@@ -21,6 +21,7 @@ from v41c.runtime import devices
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.device import Programs
 from v41c.runtime.session import Session
+from v41c.targets.cuda import SM_90, SM_100, CudaTarget
 
 #: relative L2 of logits, twice the largest seen: 0.011, 0.014 and 0.017; that of the CPU engine against the eager model
 #: is of the same size
@@ -47,9 +48,23 @@ def open_session(engine: Engine, driver: HostDriver, patch: pytest.MonkeyPatch) 
     return Session(engine, drafting=True, poison=True)
 
 
-def test_logits_and_states_of_the_cpu_engine(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def blackwell(engines: tuple[Engine, Engine]) -> Engine:
+    """Of the same model, for tensor cores that apply the scales of packed rows."""
+    folder = engines[1].path.parent
+    compile_uncompiled(folder / "model", folder / "blackwell", target=SM_100)
+    return load(folder / "blackwell")
+
+
+@pytest.mark.parametrize("target", [SM_90, SM_100], ids=lambda target: target.name)
+def test_logits_and_states_of_the_cpu_engine(
+    target: CudaTarget, engines: tuple[Engine, Engine], blackwell: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = Session(engines[0], drafting=True, poison=True)
-    theirs = open_session(engines[1], HostDriver(engines[1]), monkeypatch)
+    engine = engines[1] if target == SM_90 else blackwell
+    passes = {entry.name for entry in engine.manifest.passes}
+    assert ("pack-activations" in passes) == target.has_block_scaled_mma
+    theirs = open_session(engine, HostDriver(engine), monkeypatch)
     prompt = np.random.default_rng(1).integers(5, 250, 6)
     expected = [*ours.prefill_all(prompt, mode="full"), ours.decode(675)]
     found = [*theirs.prefill_all(prompt, mode="full"), theirs.decode(675)]

@@ -14,6 +14,10 @@ from tests.codegen.sparse_harness import Operands, same
 from v41c.ir import formats, packed
 from v41c.ir.op import Example, Op, seeded
 from v41c.ir.ops import op_types
+from v41c.ir.ops.grouped_linear import GroupedLinear
+from v41c.ir.ops.grouped_linear_quantized import GroupedLinearQuantized
+from v41c.ir.ops.latent_norms import LatentNorms
+from v41c.ir.ops.latents import Latents
 from v41c.ir.ops.linear import Linear
 from v41c.ir.ops.mhc_boundary import MhcBoundary
 from v41c.ir.ops.mhc_enter import MhcEnter
@@ -149,3 +153,45 @@ def test_a_boundary_packs_its_round_trip(kind: type[MhcBoundary | MhcEnter], wid
     assert same(packed.values(found[place]), plain[place])
     for index, (ours, theirs) in enumerate(zip(found, plain, strict=True)):
         assert index == place or same(ours, theirs)
+
+
+@pytest.mark.parametrize("bound", [1, 16, 48])
+def test_a_product_packs_its_round_trip(bound: int) -> None:
+    """Three groups of 96 rows, which end within a tile, and sums that blocks share."""
+    normal, tokens = seeded(3), min(bound, 5)
+    x = (normal(tokens, 3, 1120) * torch.exp2(normal(tokens, 3, 1) * 6)).bfloat16()
+    scales = (torch.arange(9 * 35).view(9, 35) % 5 + 118).to(torch.uint8).view(torch.float8_e8m0fnu)
+    operands = (x, (normal(288, 1120) * 60).to(torch.float8_e4m3fn), scales)
+    (unrounded,) = call(GroupedLinear(), operands, bound)
+    (plain,) = call(GroupedLinearQuantized(packed.FORMAT), operands, bound)
+    (rows,) = call(GroupedLinearQuantized(packed.FORMAT, packed=True), operands, bound)
+    assert same(rows, formats.pack(unrounded, packed.FORMAT))
+    assert same(packed.values(rows), plain)
+
+
+@pytest.mark.parametrize("kind", [LatentNorms, Latents])
+def test_latents_pack_the_round_trip_of_the_query(kind: type[LatentNorms | Latents]) -> None:
+    """1280 values as in a release: no power of two."""
+    normal = seeded(4)
+    norms = (normal(1280, dtype="bf16"), normal(64, dtype="bf16"))
+    angle = normal(1, 8) * 3
+    tables = (angle.cos(), angle.sin())
+    operands: Operands
+    if kind is Latents:
+        op: Op = Latents("bf16", 1e-6, packed.FORMAT, packed.FORMAT)
+        x = formats.pack(normal(1, 96, dtype="bf16"), packed.FORMAT)
+        scales = [torch.full((-(-rows // 32), 3), 120, dtype=torch.uint8) for rows in (1280, 64)]
+        weights = [(normal(rows, 96) * 60).to(torch.float8_e4m3fn) for rows in (1280, 64)]
+        operands = (x, *weights, *norms, *tables, *(scale.view(torch.float8_e8m0fnu) for scale in scales))
+    else:
+        op = LatentNorms(1e-6, packed.FORMAT, packed.FORMAT)
+        values = (normal(1, 1280, dtype="bf16"), normal(1, 64, dtype="bf16"))
+        operands = (values[0], norms[0], values[1], norms[1], *tables)
+    unrounded, _ = call(replace(op, q_format="none"), operands, 1)  # type: ignore[call-arg]  # both kinds have it
+    plain, keys = call(op, operands, 1)
+    packing = op.packing()
+    assert packing is not None
+    rows, same_keys = call(packing[0], operands, 1)
+    assert same(rows, formats.pack(unrounded, packed.FORMAT))
+    assert same(packed.values(rows), plain)
+    assert same(keys, same_keys)

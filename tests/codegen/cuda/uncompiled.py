@@ -17,10 +17,12 @@ FEW = 16
 CONTEXT = 64
 
 
-def compile_uncompiled(checkpoint: Path, engine: Path, passes: str = "all") -> None:
-    """An engine for Hopper without machine code, of up to `CONTEXT` tokens in steps of up to `FEW`."""
+def compile_uncompiled(
+    checkpoint: Path, engine: Path, passes: str = "all", target: cuda.CudaTarget = cuda.SM_90
+) -> None:
+    """An engine without machine code, of up to `CONTEXT` tokens in steps of up to `FEW`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("v41c.targets.target.find_target", lambda spec: replace(cuda.SM_90, variants=(1, FEW)))
+        patch.setattr("v41c.targets.target.find_target", lambda spec: replace(target, variants=(1, FEW)))
         patch.setattr(build, "_compile", _uncompiled)
         patch.setenv("XDG_CACHE_HOME", str(engine.parent / "cache"))
         compile(checkpoint, engine, CompileOptions(target="cuda", passes=passes, max_context=CONTEXT))
