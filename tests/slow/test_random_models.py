@@ -1,4 +1,4 @@
-"""Two hundred random models, exact and release arithmetic, any one pass left out: over an hour on two cores.
+"""Two hundred random models, exact and release arithmetic, any one pass left out: half an hour on two cores.
 
 pytest tests/slow/test_random_models.py
 """

@@ -85,7 +85,13 @@ CASES = {
     "groups of heads": Case(
         GroupedLinearQuantized("fp8_e8m0_32"), (TensorType(DType.BF16, ("T", 8, 4096)), *_fp8(8192, 4096)), True
     ),
+    "packed groups of heads": Case(
+        GroupedLinearQuantized("fp8_e8m0_32", packed=True),
+        (TensorType(DType.BF16, ("T", 8, 4096)), *_fp8(8192, 4096)),
+        True,
+    ),
     "latents": Case(LatentNorms(1e-20, "fp8_e8m0_32", "fp8_e8m0_32"), _latents(), False),
+    "packed latents": Case(LatentNorms(1e-20, "fp8_e8m0_32", "fp8_e8m0_32", packed=True), _latents(), False),
     "drafts": Case(MarkovChain(), _drafts(), False),
 }
 
