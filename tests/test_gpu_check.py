@@ -24,7 +24,7 @@ from v41c.ir.ops.hc_update import HcUpdate
 from v41c.ir.torch_types import type_of
 from v41c.ir.types import DType, TensorType, f32
 from v41c.runtime import cuda_driver
-from v41c.targets.cuda import SM_90
+from v41c.targets.cuda import SM_90, SM_100, CudaTarget
 
 CEILINGS = {
     "kind": "ceilings",
@@ -145,7 +145,11 @@ def test_how_much_is_launched() -> None:
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
     """Those of the shipped model, which are a release's but for their sizes."""
-    return release_cases(TRAINED_CHECKPOINT / "config.json", SM_90, lambda text: None)
+    return cases_for(SM_90)
+
+
+def cases_for(target: CudaTarget) -> list[Case]:
+    return release_cases(TRAINED_CHECKPOINT / "config.json", target, lambda text: None)
 
 
 def test_every_kernel_of_the_steps_is_planned(cases: list[Case]) -> None:
@@ -163,9 +167,11 @@ def test_every_kernel_of_the_steps_is_planned(cases: list[Case]) -> None:
     assert boundaries[1].bytes == pytest.approx(least + 4096 * (192 * 2 + 2 * 24 * 4), rel=1e-4)
 
 
-def test_operands_are_in_range(cases: list[Case]) -> None:
-    """References take them, index with them, and give finite numbers."""
-    for case in [case for case in cases if case.tokens == 16]:
+@pytest.mark.parametrize("target", [SM_90, SM_100], ids=lambda target: target.name)
+def test_operands_are_in_range(cases: list[Case], target: CudaTarget) -> None:
+    """References take them, index with them, and give finite numbers; packed rows of activations among them."""
+    given = cases if target == SM_90 else cases_for(target)
+    for case in [case for case in given if case.tokens == 16]:
         operands = operands_of(case, "cpu")
         for operand, kind in zip(operands, case.types, strict=True):
             assert (operand is None) == (kind is None)

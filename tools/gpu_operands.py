@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tools.gpu_plan import CONTEXT, Case, capped
-from v41c.ir import formats
+from v41c.ir import formats, packed
 from v41c.ir.torch_types import torch_dtype
 from v41c.ir.types import DType, TensorType
 
@@ -76,7 +76,8 @@ class _Maker:
         return values / shape[-1] ** 0.5 if is_matrix else values
 
     def _rows(self, name: str, shape: list[int]) -> Tensor:
-        format = _ROWS.get(name) or str(self._case.op.attributes()["format"])
+        op = self._case.op
+        format = packed.FORMAT if name in op.packable else _ROWS.get(name) or str(op.attributes()["format"])
         return _packed(format, tuple(shape)).to(self._device, copy=True)
 
     def _places(self, name: str, shape: list[int]) -> Tensor:
