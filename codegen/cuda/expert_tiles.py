@@ -131,11 +131,7 @@ def products(
         result, second_result = sums[None, :], others[None, :]
     else:
         rows = x + tl.maximum(inputs, 0) * ROW
-        # hidden activations of another format are no packed rows
-        if SCALED and (x.dtype.element_ty == tl.uint8):
-            sums, others = _scaled(rows, inputs >= 0, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4)
-        else:
-            sums, others = _tile(rows, inputs >= 0, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4)
+        sums, others = _tile(rows, inputs >= 0, own, own_scale, other, other_scale, m, M, K, BM, BT, BK, FP4, SCALED)
         result, second_result = tl.trans(sums), tl.trans(others)
     return result, second_result
 
@@ -191,78 +187,36 @@ def _tile(
     BT: tl.constexpr,
     BK: tl.constexpr,
     FP4: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """f32 [BM, BT] on the tensor cores; the weight is their first operand, whose rows come in 64s."""
+    """f32 [BM, BT] on the tensor cores; the weight is their first operand, whose rows come in 64s.
+
+    SCALED: they apply the scales of packed rows and of the weight. Hidden activations of another format are no such.
+    """
+    AS_STORED: tl.constexpr = SCALED and rows.dtype.element_ty == tl.uint8
     sums = tl.zeros((BM, BT), tl.float32)
     others = sums
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
-        if rows.dtype.element_ty == tl.uint8:
+        scales = None
+        if AS_STORED:
+            values, scales = load_fp8(rows, inside, start, K, BK)
+        elif rows.dtype.element_ty == tl.uint8:
             values = packed_tile(rows, inside, start, K, BT, BK)
         else:
             values = tl.load(rows[:, None] + k[None, :], mask=inside[:, None] & (k[None, :] < K), other=0.0)
-        if FP4:
+        if FP4 and not AS_STORED:
             values = input_tile(values, BT, BK)
-        values = tl.trans(values)
-        sums = _dot(weight, scale, values, sums, m, start, M, K, BM, BK, FP4)
+        sums = _dot(weight, scale, values, scales, sums, m, start, M, K, BM, BK, FP4)
         if second is not None:
-            others = _dot(second, second_scale, values, others, m, start, M, K, BM, BK, FP4)
-    if FP4:
+            others = _dot(second, second_scale, values, scales, others, m, start, M, K, BM, BK, FP4)
+    if FP4 and not AS_STORED:
         sums, others = sums * TILE_UNIT, others * TILE_UNIT
     return sums, others
 
 
 @jit
 def _dot(
-    weight: tl.tensor,
-    scale: tl.tensor,
-    values: tl.tensor,
-    sums: tl.tensor,
-    m: tl.tensor,
-    start: tl.tensor,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    FP4: tl.constexpr,
-) -> tl.tensor:
-    """sums + weight[m, start …] · values [BK, BT]."""
-    if FP4:
-        numbers = weight_tile(weight, scale, m, start, M, K, BM, BK)
-    else:
-        numbers = load_weight(weight, scale, m, start + tl.arange(0, BK), M, K, BK // 32)
-    return add_dot(numbers, values, sums)
-
-
-@jit
-def _scaled(
-    rows: tl.tensor,
-    inside: tl.tensor,
-    weight: tl.tensor,
-    scale: tl.tensor,
-    second: tl.tensor,
-    second_scale: tl.tensor,
-    m: tl.tensor,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    BM: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    FP4: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """f32 [BM, BT] of packed rows and weights with scales, both as they are: the tensor cores apply the scales."""
-    sums = tl.zeros((BM, BT), tl.float32)
-    others = sums
-    for start in range(0, K, BK):
-        values, scales = load_fp8(rows, inside, start, K, BK)
-        sums = _scaled_dot(weight, scale, values, scales, sums, m, start, M, K, BM, BK, FP4)
-        if second is not None:
-            others = _scaled_dot(second, second_scale, values, scales, others, m, start, M, K, BM, BK, FP4)
-    return sums, others
-
-
-@jit
-def _scaled_dot(
     weight: tl.tensor,
     scale: tl.tensor,
     values: tl.tensor,
@@ -276,9 +230,18 @@ def _scaled_dot(
     BK: tl.constexpr,
     FP4: tl.constexpr,
 ) -> tl.tensor:
-    """sums + weight[m, start …] · the columns' values, of which u8 codes are given."""
-    if FP4:
-        codes, code_scales = weight_codes(weight, scale, m, start, M, K, BM, BK)
+    """sums + weight[m, start …] · values [BT, BK]ᵀ, which are codes if there are scales."""
+    k = start + tl.arange(0, BK)
+    if scales is not None:
+        if FP4:
+            codes, code_scales = weight_codes(weight, scale, m, start, M, K, BM, BK)
+        else:
+            codes, code_scales = load_codes(weight, scale, m, k, M, K, BK // 32)
+        total = add_scaled_dot(codes, code_scales, values, scales, sums)
     else:
-        codes, code_scales = load_codes(weight, scale, m, start + tl.arange(0, BK), M, K, BK // 32)
-    return add_scaled_dot(codes, code_scales, values, scales, sums)
+        if FP4:
+            numbers = weight_tile(weight, scale, m, start, M, K, BM, BK)
+        else:
+            numbers = load_weight(weight, scale, m, k, M, K, BK // 32)
+        total = add_dot(numbers, tl.trans(values), sums)
+    return total

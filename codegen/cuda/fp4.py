@@ -33,6 +33,16 @@ def _pair(words: tl.tensor, FIRST: tl.constexpr) -> tl.tensor:
 
 
 @jit
+def _scale_codes(
+    scale: tl.tensor, m: tl.tensor, start: tl.tensor, M: tl.constexpr, K: tl.constexpr, COUNT: tl.constexpr
+) -> tl.tensor:
+    """u8 codes [m, COUNT] of the scales of 32 columns each from `start` on; 0 outside of the weight."""
+    group = start // 32 + tl.arange(0, COUNT)
+    inside = (m[:, None] < M) & (group[None, :] < K // 32)
+    return tl.load(scale + m[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
+
+
+@jit
 def weight_tile(
     weight: tl.tensor,
     scale: tl.tensor,
@@ -50,9 +60,7 @@ def weight_tile(
     word = start // 8 + tl.arange(0, BK // 8)
     inside = (m[:, None] < M) & (word[None, :] < K // 8)
     words = tl.load(weight + m[:, None] * (K // 8) + word[None, :], mask=inside, other=0).to(tl.uint32, bitcast=True)
-    group = start // 32 + tl.arange(0, BK // 32)
-    inside = (m[:, None] < M) & (group[None, :] < K // 32)
-    codes = tl.load(scale + m[:, None] * (K // 32) + group[None, :], mask=inside, other=0).to(tl.int32)
+    codes = _scale_codes(scale, m, start, M, K, BK // 32).to(tl.int32)
     factors = ((codes + 62) << 23).to(tl.float32, bitcast=True).to(tl.bfloat16)
     even, odd = tl.join(_pair(words, 0), _pair(words, 2)), tl.join(_pair(words, 1), _pair(words, 3))
     numbers = tl.permute(tl.join(even, odd), (0, 1, 3, 4, 2))
@@ -80,9 +88,7 @@ def weight_codes(
     pairs = weight.to(tl.pointer_type(tl.uint8), bitcast=True) + m[:, None] * (K // 2) + byte[None, :]
     pair = tl.load(pairs, mask=inside, other=0)
     codes = tl.interleave(((pair & 8) << 4) | ((pair & 7) << 2), (pair & 0x80) | ((pair & 0x70) >> 2))
-    group = start // 32 + tl.arange(0, BK // 32)
-    inside = (m[:, None] < M) & (group[None, :] < K // 32)
-    scales = tl.load(scale + m[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
+    scales = _scale_codes(scale, m, start, M, K, BK // 32)
     return codes, tl.where(scales < 249, scales + 6, 255).to(tl.uint8)
 
 
@@ -120,9 +126,7 @@ def row_products(
     word = start // 8 + tl.arange(0, BW)
     inside = (m[:, None] < M) & (word[None, :] < K // 8)
     words = tl.load(weight + m[:, None] * (K // 8) + word[None, :], mask=inside, other=0).to(tl.uint32, bitcast=True)
-    group = start // 32 + tl.arange(0, BW // 4)
-    inside = (m[:, None] < M) & (group[None, :] < K // 32)
-    codes = tl.load(scale + m[:, None] * (K // 32) + group[None, :], mask=inside, other=0)
+    codes = _scale_codes(scale, m, start, M, K, BW // 4)
     even, odd = tl.split(tl.reshape(inputs, (BW, 2, 2, 2)))
     x04, x26 = tl.split(even)
     x15, x37 = tl.split(odd)

@@ -190,10 +190,8 @@ def product_block(
     source = x + t.to(tl.int64) * ROW + group * K
     if BT == 1:
         sums = _row_sums(source, weight, scale, m, first, GROUPS * M, K, STEPS, BM, BK, STAGES)
-    elif SCALED:
-        sums = _scaled_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK)
     else:
-        sums = _tile_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK)
+        sums = _tile_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK, SCALED)
     if SPLITS == 1:
         _store(y, sums, t, m, row, T, M, GROUPS, BM, BT, GROUP, FORMAT)
     else:
@@ -287,44 +285,26 @@ def _tile_sums(
     BM: tl.constexpr,
     BT: tl.constexpr,
     BK: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> tl.tensor:
-    """f32 [BM, BT] on the tensor cores; the weight is their first operand, whose rows come in 64s."""
+    """f32 [BM, BT] on the tensor cores; the weight is their first operand, whose rows come in 64s.
+
+    SCALED: they apply the scales of packed rows and of the weight, both as they are stored.
+    """
     sums = tl.zeros((BM, BT), tl.float32)
     for step in range(STEPS):
         start = first + step * BK
         k = start + tl.arange(0, BK)
-        if x.dtype.element_ty == tl.uint8:
-            values = tl.trans(packed_tile(x, inside, start, K, BT, BK))
+        if SCALED:
+            values, scales = load_fp8(x, inside, start, K, BK)
+            codes, code_scales = load_codes(weight, scale, m, k, M, K, BK // 32)
+            sums = add_scaled_dot(codes, code_scales, values, scales, sums)
         else:
-            values = tl.load(x[None, :] + k[:, None], mask=inside[None, :] & (k[:, None] < K), other=0.0)
-        numbers = load_weight(weight, scale, m, k, M, K, BK // 32)
-        sums = add_dot(numbers, values, sums)
-    return sums
-
-
-@jit
-def _scaled_sums(
-    x: tl.tensor,
-    weight: tl.tensor,
-    scale: tl.tensor,
-    m: tl.tensor,
-    inside: tl.tensor,
-    first: tl.tensor,
-    M: tl.tensor,
-    K: tl.constexpr,
-    STEPS: tl.constexpr,
-    BM: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-) -> tl.tensor:
-    """f32 [BM, BT] of packed rows and an fp8 weight, both as they are: the tensor cores apply the scales."""
-    sums = tl.zeros((BM, BT), tl.float32)
-    for step in range(STEPS):
-        start = first + step * BK
-        k = start + tl.arange(0, BK)
-        values, scales = load_fp8(x, inside, start, K, BK)
-        codes, code_scales = load_codes(weight, scale, m, k, M, K, BK // 32)
-        sums = add_scaled_dot(codes, code_scales, values, scales, sums)
+            if x.dtype.element_ty == tl.uint8:
+                values = tl.trans(packed_tile(x, inside, start, K, BT, BK))
+            else:
+                values = tl.load(x[None, :] + k[:, None], mask=inside[None, :] & (k[:, None] < K), other=0.0)
+            sums = add_dot(load_weight(weight, scale, m, k, M, K, BK // 32), values, sums)
     return sums
 
 
