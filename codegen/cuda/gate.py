@@ -16,7 +16,7 @@ import triton.language as tl
 from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import CudaKernel
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.product import add_dot
+from v41c.codegen.cuda.product import row_sums, tile_sums
 from v41c.codegen.cuda.route import choice, choose
 from v41c.ir.types import DType
 
@@ -143,23 +143,10 @@ def _sums(
     BK: tl.constexpr,
 ) -> tl.tensor:
     """f32 [BT, BM]: Σ x[t, k] · weight[m, k] over PART columns from `first` on."""
+    source = x + t.to(tl.int64) * K
+    STEPS: tl.constexpr = PART // BK
     if BT == 1:
-        products = tl.zeros((BM, BK), tl.float32)
-        for start in range(0, PART, BK):
-            k = first + start + tl.arange(0, BK)
-            inside = (m[:, None] < M) & (k[None, :] < K)
-            numbers = tl.load(weight + m[:, None] * K + k[None, :], mask=inside, other=0.0).to(tl.float32)
-            values = tl.load(x + tl.max(t, axis=0) * K + k, mask=k < K, other=0.0).to(tl.float32)
-            products += numbers * values[None, :]
-        sums = tl.sum(products, axis=1)[None, :]
+        sums = row_sums(source, weight, None, m, first, M, K, STEPS, BM, BK, 3)
     else:
-        tile = tl.zeros((BM, BT), tl.float32)
-        for start in range(0, PART, BK):
-            k = first + start + tl.arange(0, BK)
-            inside = (m[:, None] < M) & (k[None, :] < K)
-            numbers = tl.load(weight + m[:, None] * K + k[None, :], mask=inside, other=0.0)
-            place = x + t[None, :] * K + k[:, None]
-            values = tl.load(place, mask=(t[None, :] < T) & (k[:, None] < K), other=0.0)
-            tile = add_dot(numbers, values, tile)
-        sums = tl.trans(tile)
-    return sums
+        sums = tile_sums(source, weight, None, m, t < T, first, M, K, STEPS, BM, BT, BK, False)
+    return tl.trans(sums)

@@ -189,9 +189,9 @@ def product_block(
     first = split * (STEPS * BK)
     source = x + t.to(tl.int64) * ROW + group * K
     if BT == 1:
-        sums = _row_sums(source, weight, scale, m, first, GROUPS * M, K, STEPS, BM, BK, STAGES)
+        sums = row_sums(source, weight, scale, m, first, GROUPS * M, K, STEPS, BM, BK, STAGES)
     else:
-        sums = _tile_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK, SCALED)
+        sums = tile_sums(source, weight, scale, m, t < T, first, GROUPS * M, K, STEPS, BM, BT, BK, SCALED)
     if SPLITS == 1:
         _store(y, sums, t, m, row, T, M, GROUPS, BM, BT, GROUP, FORMAT)
     else:
@@ -245,7 +245,7 @@ def _store(
 
 
 @jit
-def _row_sums(
+def row_sums(
     x: tl.tensor,
     weight: tl.tensor,
     scale: tl.tensor,
@@ -272,7 +272,7 @@ def _row_sums(
 
 
 @jit
-def _tile_sums(
+def tile_sums(
     x: tl.tensor,
     weight: tl.tensor,
     scale: tl.tensor,
