@@ -15,7 +15,7 @@ from v41c.targets.cuda import SM_90
 def test_experts(packed: bool, tokens: int, tmp_path: Path) -> None:
     """Nothing spilled; fp4 comes 16 bytes at a time; three blocks of 128 threads fit into a multiprocessor's registers.
 
-    Few tokens are multiplied as wgmma, whose first operand is the weight.
+    Few tokens are multiplied as wgmma, whose first operand is the weight. Packed rows are half as many bytes to copy.
     """
     cubins = compiled(layer(packed), SM_90, tokens, tmp_path)
     assert set(cubins) == {"expert_hidden", "expert_outputs"}
@@ -28,7 +28,7 @@ def test_experts(packed: bool, tokens: int, tmp_path: Path) -> None:
             assert "wgmma" not in cubin.instructions
         else:
             assert cubin.instructions["wgmma"] >= 16
-            assert cubin.instructions["async_copy_16_bytes"] >= 16
+            assert cubin.instructions["async_copy_16_bytes"] >= (12 if packed else 16)
 
 
 @pytest.mark.parametrize("tokens", [1, 16])
