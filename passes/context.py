@@ -50,6 +50,10 @@ class Machine(Protocol):
         """Whether a kernel may run beside those that follow it."""
 
     @property
+    def shares_index_scores(self) -> bool:
+        """Whether one kernel makes both selections of an indexer from scores that are made once."""
+
+    @property
     def packs_activations(self) -> bool:
         """Whether boundaries write, and products read, packed rows of activations."""
 

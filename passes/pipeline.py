@@ -24,6 +24,7 @@ from v41c.passes import (
     reorder_sparse_gathers,
     restrict_candidates,
     select_kernels,
+    share_index_scores,
     split_encoder_decoder,
 )
 from v41c.passes.context import EXACT, Machine, Numbers, PassContext
@@ -34,6 +35,7 @@ PIPELINE: tuple[tuple[ModuleType, str], ...] = (
     (remove_quantization, "before the rest: what follows sees one arithmetic only"),
     (split_encoder_decoder, "before any fusion could join operations across the cut"),
     (restrict_candidates, "early: its operation is the traced one's, restricted, and no fusion looks at it"),
+    (share_index_scores, "early too: no fusion looks at what it joins"),
     (fuse_mhc, "before other fusions could take the boundary's round trip"),
     (fuse_moe, "before merged projections could take the shared expert's first two"),
     (merge_projections, "after the cut, which tells whose projections stand together"),

@@ -31,6 +31,8 @@ class Target:
     launch_seconds: float
     #: a kernel may run beside those that follow it, on a stream of its own
     runs_aside: bool
+    #: one kernel makes both selections of an indexer from scores that are made once
+    shares_index_scores: bool
     #: boundaries write, and products read, packed rows of activations
     packs_activations: bool
     #: matrix products that apply a power-of-two scale to every 32 elements themselves

@@ -5,12 +5,13 @@ Only visible rows of the blocks are scored. When there are no more of them than 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, build_kernel
+from v41c.codegen.cpu.index_choice import RowChoice
 from v41c.codegen.cpu.index_schedule import IndexSchedule
 from v41c.codegen.cpu.index_scores import IndexScores
 from v41c.codegen.cpu.selection import Selection, push_tile
@@ -30,7 +31,7 @@ def kernel(
     op: IndexCandidates, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel; a token's pool holds distinct blocks in ascending order, negative entries anywhere."""
-    schedule = IndexSchedule(operands, op.topk, bounds, target)
+    schedule = IndexSchedule(operands, (op.topk,), bounds, target)
     pool_width = int(required(operands, 5)[0].shape[1])
 
     def emit(body: Body) -> None:
@@ -46,7 +47,9 @@ def kernel(
         def rows_of(token: Expr) -> Expr:
             return T.min(visible(token), i64(pool_width * op.block))
 
-        def choose(token: Expr, part: Expr, parts: Expr, scores: IndexScores, best: Selection) -> Expr:
+        def choose(
+            token: Expr, part: Expr, parts: Expr, scores: IndexScores, bests: Sequence[Selection]
+        ) -> tuple[Expr, ...]:
             count = let(visible(token))
             start = let(token * pool_width)
             allowed = local(T.int64(0))
@@ -65,15 +68,10 @@ def kernel(
                 with T.While(entry.value < end):
                     filled = _fill_tile(scores, slot(token), pool, entry, offset, end, count, op.block)
                     scores.score(slot(token))
-                    push_tile(best, scores, filled)
-            return allowed.value > op.topk
+                    push_tile(bests[0], scores, filled)
+            return (allowed.value > op.topk,)
 
-        def write(token: Expr, memory: Buffer, ids: Expr, count: Expr) -> None:
-            with loop(count) as i:
-                put(out, token * op.topk + i, memory[ids + i])
-            fill(out, token * op.topk + count, op.topk - count, T.int32(-1))
-
-        schedule.emit(body, op.scale, rows_of, choose, write)
+        schedule.emit(body, op.scale, rows_of, choose, (RowChoice(out, op.topk).write,))
 
     return build_kernel(emit, op, operands, results, bounds, scratch_words=schedule.words)
 

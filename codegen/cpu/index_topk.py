@@ -5,16 +5,17 @@ Without a pool, and with no more visible rows than places, none is scored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, build_kernel
+from v41c.codegen.cpu.index_choice import RowChoice
 from v41c.codegen.cpu.index_schedule import IndexSchedule
 from v41c.codegen.cpu.index_scores import IndexScores
 from v41c.codegen.cpu.selection import UNRANKED, Selection, push_tile
-from v41c.codegen.cpu.sparse import Types, fill
+from v41c.codegen.cpu.sparse import Types
 from v41c.codegen.cpu.tir import Buffer, Expr, Local, cast, from_bits, i64, iconst, let, local, loop, put, when
 from v41c.codegen.kernel import CpuKernel
 from v41c.ir.ops.index_topk import IndexTopk
@@ -28,24 +29,24 @@ def kernel(
     op: IndexTopk, operands: Types, results: tuple[TensorType, ...], target: CpuTarget, bounds: Mapping[str, int]
 ) -> CpuKernel:
     """The kernel; a token's pool holds distinct blocks in ascending order, negative entries anywhere."""
-    schedule = IndexSchedule(operands, op.topk, bounds, target)
+    schedule = IndexSchedule(operands, (op.topk,), bounds, target)
     pool_type = operands[5]
     pool_width = 0 if pool_type is None else int(pool_type.shape[1])
 
     def emit(body: Body) -> None:
         positions, slots, pool = body.operands[3:]
-        (out,) = body.results
+        choice = RowChoice(body.results[0], op.topk)
 
         def visible(token: Expr) -> Expr:
             return cast((positions[token] + 1) // T.int32(op.ratio), "int64")
 
-        def choose(token: Expr, part: Expr, parts: Expr, scores: IndexScores, best: Selection) -> Expr:
+        def choose(
+            token: Expr, part: Expr, parts: Expr, scores: IndexScores, bests: Sequence[Selection]
+        ) -> tuple[Expr, ...]:
             count = let(visible(token))
             scored = count > (op.topk if pool is None else 0)
             with when(T.And(T.Not(scored), part == 0)):
-                with loop(count) as i:
-                    put(out, token * op.topk + i, cast(i, "int32"))
-                fill(out, token * op.topk + count, op.topk - count, T.int32(-1))
+                choice.write_first(token, count)
             with when(scored):
                 scores.prepare(token)
                 chunk = let((count + (parts * scores.tile - 1)) // (parts * scores.tile) * scores.tile)
@@ -57,16 +58,11 @@ def kernel(
                     scores.score(cast(slots[token], "int64"))
                     if pool is not None:
                         _drop_others(scores, first.value, pool, entry, let((token + 1) * pool_width), op.block)
-                    push_tile(best, scores, end - first.value)
+                    push_tile(bests[0], scores, end - first.value)
                     first.set(first.value + scores.tile)
-            return scored
+            return (scored,)
 
-        def write(token: Expr, memory: Buffer, ids: Expr, count: Expr) -> None:
-            with loop(count) as i:
-                put(out, token * op.topk + i, memory[ids + i])
-            fill(out, token * op.topk + count, op.topk - count, T.int32(-1))
-
-        schedule.emit(body, op.scale, visible, choose, write)
+        schedule.emit(body, op.scale, visible, choose, (choice.write,))
 
     return build_kernel(emit, op, operands, results, bounds, scratch_words=schedule.words)
 

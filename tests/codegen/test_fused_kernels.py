@@ -18,6 +18,7 @@ from v41c.ir.ops.attend import Attend
 from v41c.ir.ops.gate import Gate
 from v41c.ir.ops.grouped_linear_quantized import GroupedLinearQuantized
 from v41c.ir.ops.index_candidates import IndexCandidates
+from v41c.ir.ops.index_topk_blocks import IndexTopkBlocks
 from v41c.ir.ops.latent_norms import LatentNorms
 from v41c.ir.ops.linear_group import LinearGroup
 from v41c.ir.ops.moe_layer import MoeLayer
@@ -100,6 +101,11 @@ def index_candidates(tokens: int) -> tuple[FusedOp, Operands]:
     return IndexCandidates(1, 20, 0.125, 4), (q, normal(tokens, 16, dtype="bf16"), keys, positions, step["slots"], pool)
 
 
+def index_topk_blocks(tokens: int) -> tuple[FusedOp, Operands]:
+    _, operands = index_candidates(tokens)
+    return IndexTopkBlocks(1, 20, 9, 5, 0.125), operands[:5]
+
+
 def gate(tokens: int) -> tuple[FusedOp, Operands]:
     normal = seeded(8)
     biases = (normal(40, scale=0.1), normal(40), torch.arange(tokens) % 3 == 1)
@@ -142,6 +148,7 @@ CASES = (
     attend,
     exact_attend,
     index_candidates,
+    index_topk_blocks,
     gate,
     moe_layer,
     plain_moe_layer,

@@ -27,6 +27,7 @@ from v41c.ir.ops.engram_hash import EngramHash
 from v41c.ir.ops.engram_lookup import EngramLookup
 from v41c.ir.ops.index_candidates import IndexCandidates
 from v41c.ir.ops.index_topk import IndexTopk
+from v41c.ir.ops.index_topk_blocks import IndexTopkBlocks
 from v41c.ir.ops.markov_chain import MarkovChain
 from v41c.ir.ops.rope_table import RopeTable
 from v41c.ir.ops.route import Route
@@ -47,6 +48,7 @@ NAMES = (
     "image_mask",
     "index_candidates",
     "index_topk",
+    "index_topk_blocks",
     "markov_chain",
     "reshape",
     "rope",
@@ -280,6 +282,9 @@ def exact_cases() -> Iterator[tuple[Op, Operands]]:
         yield IndexTopk(1, topk, 0.25, block), (*base, pool)
         yield IndexCandidates(1, topk, 0.25, block), (*base, pool)
         yield CandidateBlocks(1, 30, block, 0.25), base
+        # both are chosen by scores, the rows alone, the blocks alone, neither
+        for places, blocks in ((topk, 30), (topk, count), (count, 30), (count, count)):
+            yield IndexTopkBlocks(1, places, blocks, block, 0.25), base
     yield IndexTopk(2, count + 50, 0.25, block), (*base, None)
 
 
@@ -290,15 +295,13 @@ def test_selection_is_exact_whatever_the_cut(target: CpuTarget) -> None:
     ]
     library = build((subject for *_, subjects in cases for subject in subjects), target)
     for op, operands, (single, few, many) in cases:
-        expected = reference(op, operands)[0]
-        whole = many.call(library, operands)[0]
-        assert same(whole, expected)
-        for begin in (0, 3):
-            assert same(
-                few.call(library, rows_of(op, operands, slice(begin, begin + 3)))[0], expected[begin : begin + 3]
-            )
-        for row in range(6):
-            assert same(single.call(library, rows_of(op, operands, [row]))[0], expected[row : row + 1])
+        calls = [(many, range(6)), *((few, range(begin, begin + 3)) for begin in (0, 3))]
+        calls += [(single, range(row, row + 1)) for row in range(6)]
+        expected = reference(op, operands)
+        for subject, rows in calls:
+            found = subject.call(library, rows_of(op, operands, list(rows)))
+            for ours, theirs in zip(found, expected, strict=True):
+                assert same(ours, theirs[list(rows)])
 
 
 def test_selection_ignores_rows_that_were_never_written(target: CpuTarget) -> None:

@@ -32,6 +32,7 @@ MACHINE = SimpleNamespace(
     dequantised_per_second=1.0,
     launch_seconds=0.0,
     runs_aside=False,
+    shares_index_scores=True,
     packs_activations=True,
     has_block_scaled_mma=True,
 )
