@@ -283,7 +283,7 @@ def test_inspect_narrows_to_a_graph(v41c: Run, engine: Path) -> None:
     assert "layers.0.window" not in {state["name"] for state in report["states"]}
     program = report["programs"][0]
     assert sum(program["operations"].values()) == program["commands"]
-    assert program["operations"]["candidate_blocks"] == 1  # layer 6 makes the pool
+    assert program["operations"]["index_topk_blocks"] == 1  # layer 6 makes the pool
 
 
 def test_inspect_prints_graphs_that_parse(v41c: Run, engine: Path) -> None:

@@ -30,6 +30,7 @@ from v41c.passes import (
 from v41c.passes.context import Numbers, PassContext
 from v41c.passes.pipeline import PIPELINE, pass_names, run_pipeline
 from v41c.subject import Arithmetic
+from v41c.targets.x86_64 import V3
 from v41c.traces import kept_trace
 from v41c.verify import PassVerdict, VerifyReport, verify_stages
 
@@ -47,7 +48,7 @@ def verified(*passes: ModuleType, arithmetic: Arithmetic = "release", source: So
     given, module = traced(CASE) if source is None else (source, kept_trace(source))
     bounds = {"S": 2, "C1": 256, "C2": 128}
     images = {"T": 64, "R": 64}
-    context = PassContext(arithmetic, kernel, (1, 64), bounds, images=images)  # type: ignore[arg-type]
+    context = PassContext(arithmetic, kernel, (1, 64), bounds, machine=V3, images=images)  # type: ignore[arg-type]
     chosen = {remove_quantization.NAME, *(entry.NAME for entry in passes)}
     return verify_stages(list(run_pipeline(module, context, chosen)), given)
 

@@ -437,11 +437,11 @@ def test_more_than_may_wait_are_turned_away(server: Running) -> None:
 
 
 def test_a_request_that_takes_too_long(engine: Engine) -> None:
-    options = ServeOptions(port=0, slots=1, name="tiny", limits=Limits(seconds=0.2))
+    options = ServeOptions(port=0, slots=1, name="tiny", limits=Limits(seconds=0.02))
     with running(engine, options) as server:
         status, value = post(server, body(max_tokens=500))
-        assert (status, value["error"]["message"]) == (504, "not done within 0.2 s")
-        with server.client() as client, pytest.raises(openai.APIError, match=r"not done within 0.2 s"):
+        assert (status, value["error"]["message"]) == (504, "not done within 0.02 s")
+        with server.client() as client, pytest.raises(openai.APIError, match=r"not done within 0.02 s"):
             list(client.completions.create(model="tiny", prompt=PROMPT, max_tokens=500, stream=True))
         until(lambda: server.service.worker.running == 0)
 
