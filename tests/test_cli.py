@@ -551,6 +551,20 @@ def test_an_engine_takes_no_place_of_something_else(v41c: Run, tiny: Path, tmp_p
     assert left(tmp_path / "thesis") == {"chapter"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["bench", "e", "--draft"], "Option '--draft' requires an argument. See `v41c bench --help`."),
+        (["run"], "Missing argument 'ENGINE'. See `v41c run --help`."),
+        (["runs"], "No such command 'runs'."),
+    ],
+)
+def test_wrong_usage_points_to_the_verb_s_help(v41c: Run, arguments: list[str], line: str) -> None:
+    done = v41c(*arguments)
+    assert done.code == 2
+    assert line in done.line
+
+
 def test_benchmarks_need_the_engine_s_own_checkpoint(v41c: Run, engine_of: EngineOf, tiny: Path) -> None:
     engine = engine_of(TRAINED_CHECKPOINT, "release")
     assert "context: expected at least" in v41c("bench", engine).line

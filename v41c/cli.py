@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.core import augment_usage_errors
 
 from v41c import __version__
 from v41c.errors import MovedError, UsageError, V41CError
@@ -223,7 +224,19 @@ _checkpoint = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Verb(click.Command):
+    """A verb whose every error of usage knows whose help to point to, those of the option parser included."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with augment_usage_errors(ctx):
+            return super().parse_args(ctx, args)
+
+
+class _Verbs(click.Group):
+    command_class = _Verb
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="v41c")
 def cli() -> None:
     """Compile models of the DeepSeek-V4.1-Flash architecture and run them.
