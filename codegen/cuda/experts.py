@@ -22,7 +22,8 @@ from v41c.codegen.cuda.expert_tiles import assigned, products, sort_pairs
 from v41c.codegen.cuda.frame import Arguments, Frame
 from v41c.codegen.cuda.kernel import Axis, CudaKernel
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.numeric import quantize_groups, round_groups
+from v41c.codegen.cuda.numeric import round_groups
+from v41c.codegen.cuda.packed_rows import write_tile
 from v41c.codegen.cuda.rows import power_of_two
 from v41c.codegen.cuda.swiglu import gated
 from v41c.errors import UnsupportedError
@@ -224,17 +225,14 @@ def _store_hidden(
     if gain is not None:
         h = h * gain[:, None]
     h = h.to(dtype)
-    place = hidden + rows[:, None] * ROW
-    inside = rows[:, None] >= 0
+    place = hidden + rows * ROW
     if PACKED:
-        codes, scales = quantize_groups(tl.reshape(h.to(tl.float32), (BT, BM // GROUP, GROUP)), FORMAT)
-        group = tl.min(m, axis=0) // GROUP + tl.arange(0, BM // GROUP)
-        tl.store(place + M + group[None, :], scales.to(tl.uint8), mask=inside & (group[None, :] < M // GROUP))
-        h = tl.reshape(codes, (BT, BM)).to(tl.uint8)
-    elif FORMAT != "none":
-        groups = tl.reshape(h.to(tl.float32), (BT * BM // GROUP, GROUP))
-        h = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(dtype)
-    tl.store(place + m[None, :], h, mask=inside & (m[None, :] < M))
+        write_tile(place, rows >= 0, m, m < M, h.to(tl.float32), FORMAT, GROUP, M)
+    else:
+        if FORMAT != "none":
+            groups = tl.reshape(h.to(tl.float32), (BT * BM // GROUP, GROUP))
+            h = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(dtype)
+        tl.store(place[:, None] + m[None, :], h, mask=(rows[:, None] >= 0) & (m[None, :] < M))
 
 
 @jit

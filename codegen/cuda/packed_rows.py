@@ -36,6 +36,32 @@ def write_row(
 
 
 @jit
+def write_tile(
+    rows: tl.tensor,
+    inside: tl.tensor,
+    columns: tl.tensor,
+    kept: tl.tensor,
+    values: tl.tensor,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Store f32 values [R, B] in packed fp8 rows of WIDTH values at addresses [R], those `inside` and columns `kept`.
+
+    Columns [B] are consecutive; a group of them is kept whole or not at all, and begins with the first.
+    """
+    R: tl.constexpr = values.shape[0]
+    GROUPS: tl.constexpr = values.shape[1] // GROUP
+    codes, scales = quantize_groups(tl.reshape(values, (R, GROUPS, GROUP)), FORMAT)
+    codes = tl.reshape(codes, values.shape).to(tl.uint8)
+    tl.store(rows[:, None] + columns[None, :], codes, mask=inside[:, None] & kept[None, :])
+    group = tl.min(columns, axis=0) // GROUP + tl.arange(0, GROUPS)
+    whole = tl.arange(0, GROUPS) * GROUP < tl.sum(kept.to(tl.int32), axis=0)
+    place = rows[:, None] + WIDTH + group[None, :]
+    tl.store(place, scales.to(tl.uint8), mask=inside[:, None] & whole[None, :])
+
+
+@jit
 def decode_nibbles(packed: tl.tensor) -> tl.tensor:
     """f32 values [..., 2 · B] of e2m1 codes in u8 bytes [..., B], by shifting their bits into those of a float.
 

@@ -20,8 +20,8 @@ import triton.language as tl
 from v41c.codegen.cuda.frame import Arguments, Buffer, Frame
 from v41c.codegen.cuda.kernel import Constant
 from v41c.codegen.cuda.language import jit
-from v41c.codegen.cuda.numeric import decode_e8m0, quantize_groups, round_groups
-from v41c.codegen.cuda.packed_rows import load_fp8, packed_row, packed_tile
+from v41c.codegen.cuda.numeric import decode_e8m0, round_groups
+from v41c.codegen.cuda.packed_rows import load_fp8, packed_row, packed_tile, write_tile
 from v41c.ir.types import Dim, DType
 from v41c.targets.cuda import CudaTarget
 
@@ -229,19 +229,14 @@ def _store(
     PACKED: tl.constexpr = y.dtype.element_ty == tl.uint8
     dtype = tl.bfloat16 if PACKED else y.dtype.element_ty
     values = tl.trans(sums).to(dtype)
-    place = y + t[:, None].to(tl.int64) * (GROUPS * M + (GROUPS * M // GROUP if PACKED else 0))
+    rows = y + t.to(tl.int64) * (GROUPS * M + (GROUPS * M // GROUP if PACKED else 0))
     if PACKED:
-        codes, scales = quantize_groups(tl.reshape(values.to(tl.float32), (BT, BM // GROUP, GROUP)), FORMAT)
-        values = tl.reshape(codes, (BT, BM)).to(tl.uint8)
-        # the first of a tile's rows is a group's
-        inner = tl.arange(0, BM // GROUP)
-        inside = (t[:, None] < T) & (tl.min(row, axis=0) + inner[None, :] * GROUP < M)
-        group = GROUPS * M + tl.min(m, axis=0) // GROUP + inner
-        tl.store(place + group[None, :], scales.to(tl.uint8), mask=inside)
-    elif FORMAT is not None:
-        groups = tl.reshape(values.to(tl.float32), (BT, BM // GROUP, GROUP))
-        values = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(dtype)
-    tl.store(place + m[None, :], values, mask=(t[:, None] < T) & (row[None, :] < M))
+        write_tile(rows, t < T, m, row < M, values.to(tl.float32), FORMAT, GROUP, GROUPS * M)
+    else:
+        if FORMAT is not None:
+            groups = tl.reshape(values.to(tl.float32), (BT, BM // GROUP, GROUP))
+            values = tl.reshape(round_groups(groups, FORMAT), (BT, BM)).to(dtype)
+        tl.store(rows[:, None] + m[None, :], values, mask=(t[:, None] < T) & (row[None, :] < M))
 
 
 @jit
