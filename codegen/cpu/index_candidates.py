@@ -6,12 +6,13 @@ Only visible rows of the blocks are scored. When there are no more of them than 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, build_kernel
-from v41c.codegen.cpu.index_choice import RowChoice
+from v41c.codegen.cpu.index_choice import RowChoice, visible_rows
 from v41c.codegen.cpu.index_schedule import IndexSchedule
 from v41c.codegen.cpu.index_scores import IndexScores
 from v41c.codegen.cpu.selection import Selection, push_tile
@@ -36,10 +37,8 @@ def kernel(
 
     def emit(body: Body) -> None:
         positions, slots, pool = body.operands[3:]
+        visible = partial(visible_rows, positions, op.ratio)
         (out,) = body.results
-
-        def visible(token: Expr) -> Expr:
-            return cast((positions[token] + 1) // T.int32(op.ratio), "int64")
 
         def slot(token: Expr) -> Expr:
             return cast(slots[token], "int64")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.index_scores import IndexScores
 from v41c.codegen.cpu.selection import LOWEST, Selection, order_keys
 from v41c.codegen.cpu.sparse import array, fill
 from v41c.codegen.cpu.tir import LANES, Buffer, Expr, at, cast, i64, let, local, loop, put, when
+
+
+def visible_rows(positions: Buffer, ratio: int, token: Expr) -> Expr:
+    """How many rows of a cache of one row for `ratio` tokens a token sees."""
+    return cast((positions[token] + 1) // T.int32(ratio), "int64")
 
 
 class RowChoice:
@@ -18,15 +25,11 @@ class RowChoice:
 
     def write_first(self, token: Expr, count: Expr) -> None:
         """Choose the first `count` rows, whatever their scores: no more than there are places."""
-        with loop(count) as i:
-            put(self._out, token * self.topk + i, cast(i, "int32"))
-        fill(self._out, token * self.topk + count, self.topk - count, T.int32(-1))
+        _put_row(self._out, self.topk, token, count, lambda i: cast(i, "int32"))
 
     def write(self, token: Expr, memory: Buffer, ids: Expr, count: Expr) -> None:
         """Choose `count` rows that lie in memory."""
-        with loop(count) as i:
-            put(self._out, token * self.topk + i, memory[ids + i])
-        fill(self._out, token * self.topk + count, self.topk - count, T.int32(-1))
+        _put_row(self._out, self.topk, token, count, lambda i: memory[ids + i])
 
 
 class BlockChoice:
@@ -46,9 +49,7 @@ class BlockChoice:
     def write_first(self, token: Expr, visible: Expr) -> None:
         """Choose every block with a visible row: no more than there are places."""
         total = let((visible + (self.block - 1)) // i64(self.block))
-        with loop(total) as i:
-            put(self._out, token * self._blocks + i, cast(i, "int32"))
-        fill(self._out, token * self._blocks + total, self._blocks - total, T.int32(-1))
+        _put_row(self._out, self._blocks, token, total, lambda i: cast(i, "int32"))
 
     def write(self, token: Expr, memory: Buffer, ids: Expr, count: Expr, newest: Expr) -> None:
         """Choose `count` blocks that lie in memory, and the newest."""
@@ -56,6 +57,13 @@ class BlockChoice:
             put(self._out, token * self._blocks + i, memory[ids + i])
         put(self._out, token * self._blocks + count, cast(newest, "int32"))
         fill(self._out, token * self._blocks + count + 1, self.places - count, T.int32(-1))
+
+
+def _put_row(out: Buffer, size: int, token: Expr, count: Expr, number: Callable[[Expr], Expr]) -> None:
+    """`count` of the numbers of a token's row, −1 behind them."""
+    with loop(count) as i:
+        put(out, token * size + i, number(i))
+    fill(out, token * size + count, size - count, T.int32(-1))
 
 
 class BlockScan:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tvm.script.ir_builder import tirx as T
 
 from v41c.codegen.cpu.frame import Body, build_kernel
-from v41c.codegen.cpu.index_choice import BlockChoice, BlockScan, RowChoice
+from v41c.codegen.cpu.index_choice import BlockChoice, BlockScan, RowChoice, visible_rows
 from v41c.codegen.cpu.index_schedule import IndexSchedule
 from v41c.codegen.cpu.index_scores import IndexScores
 from v41c.codegen.cpu.selection import Selection, push_tile
@@ -31,11 +32,9 @@ def kernel(
 
     def emit(body: Body) -> None:
         positions, slots = body.operands[3:]
+        visible = partial(visible_rows, positions, op.ratio)
         rows = RowChoice(body.results[0], op.topk)
         blocks = BlockChoice(body.results[1], op.blocks, op.block)
-
-        def visible(token: Expr) -> Expr:
-            return cast((positions[token] + 1) // T.int32(op.ratio), "int64")
 
         def choose(
             token: Expr, part: Expr, parts: Expr, scores: IndexScores, bests: Sequence[Selection]
