@@ -32,7 +32,7 @@ SHORT = BenchOptions(prefill_tokens=(48, 96), context=64, decode_steps=4, rounds
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the figures do not matter: half a gigabyte need not be read, nor threads be tried that others hold up."""
     monkeypatch.setattr("v41c.bench.Limits", lambda: Limits(buffer_bytes=1 << 20, matrix=64))
-    monkeypatch.setattr("v41c.bench.threads", lambda: 1)
+    monkeypatch.setattr("v41c.bench.processors", lambda: 1)
 
 
 def test_the_report_holds_every_ratio(engine_of: EngineOf) -> None:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from v41c.bench_drafts import draft_ratio, draft_runs
 from v41c.bench_images import IMAGES, eager_tower, engine_tower, images_ratio
+from v41c.codegen.workers import processors
 from v41c.costs import Cost, engine_costs
 from v41c.errors import ContextError
-from v41c.machine import Limits, Machine, threads
+from v41c.machine import Limits, Machine
 from v41c.runtime import schedules
 from v41c.runtime.artifact import Engine, load
 from v41c.runtime.profile import seconds_of, some_tokens
@@ -304,7 +305,7 @@ def burst(step: Callable[[int, int], object], tokens: Tokens, options: BenchOpti
 def _best_threads(work: Work) -> int:
     """One, or one per processor: the number with which the work is done sooner."""
     found = {}
-    for count in sorted({1, threads()}):
+    for count in sorted({1, processors()}):
         run = _with_threads(work, count).run
         run()
         found[count] = statistics.median(run())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from v41c.codegen.workers import processors
 from v41c.runtime.artifact import cpu_features
 
 _REPEATS = 5
@@ -40,18 +41,13 @@ class Machine:
     flops_per_second: float
 
 
-def threads() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 class Limits:
     """Measures the limits again and again, between other work, and keeps the best: a limit is no median."""
 
     def __init__(self, buffer_bytes: int = 512 << 20, matrix: int = 2048) -> None:
         """`buffer_bytes`: far more than any cache holds. `matrix`: rows and columns of the matrices."""
         values = np.random.default_rng(0).random(buffer_bytes // 4, dtype=np.float32)
-        self._parts = np.array_split(values, threads())
+        self._parts = np.array_split(values, processors())
         self._matrix = matrix
         self._read_seconds = self._product_seconds = float("inf")
 
@@ -64,7 +60,7 @@ class Limits:
     def best(self) -> Machine:
         """The limits so far."""
         size = sum(part.nbytes for part in self._parts)
-        return Machine(threads(), size / self._read_seconds, 2 * self._matrix**3 / self._product_seconds)
+        return Machine(processors(), size / self._read_seconds, 2 * self._matrix**3 / self._product_seconds)
 
 
 def _read(part: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:
