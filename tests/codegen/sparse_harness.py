@@ -154,6 +154,21 @@ def same(left: Tensor, right: Tensor) -> bool:
     )
 
 
+#: of f32 results of an operation's examples, which are of magnitude ten at most, sums of up to 400 terms
+_ABSOLUTE = 400 * 2.0**-24 * 10
+#: a bf16 result may round to its neighbour, and a product of such results move by a few of those steps
+_RELATIVE = 2.0**-6
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    """Results of an example whose sums may be of another order: floats within a bound, anything else to the bit."""
+    if ours.dtype in (torch.float32, torch.bfloat16):
+        relative = _RELATIVE if ours.dtype == torch.bfloat16 else 0.0
+        torch.testing.assert_close(ours, theirs, rtol=relative, atol=_ABSOLUTE)
+    else:
+        assert same(ours, theirs)
+
+
 def as_array(tensor: Tensor) -> Array:
     """A copy in the numpy type that holds the tensor's: bf16 as its bits, one-byte types as bytes."""
     tensor = tensor.contiguous()

@@ -9,13 +9,12 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-import torch
-from torch import Tensor
 
 from tests.codegen.harness import Library
 from tests.codegen.sparse_harness import (
     Subject,
     build,
+    close,
     examples_without_packed,
     reference,
     rows_of,
@@ -30,10 +29,6 @@ from v41c.targets import x86_64
 
 #: packed rows of activations are for targets that say so
 NAMES = sorted(op_types().keys() - {"pack_rows"})
-#: f32 results of the examples are of magnitude ten at most, sums of up to 400 terms
-ABSOLUTE = 400 * 2.0**-24 * 10
-#: a bf16 result may round to its neighbour, and a product of such results move by a few of those steps
-RELATIVE = 2.0**-6
 
 
 @cache
@@ -44,14 +39,6 @@ def built(name: str) -> tuple[Library, tuple[tuple[Example, Subject], ...]]:
         for example in examples_without_packed(op_types()[name])
     ]
     return build((subject for _, subject in pairs), target), tuple(pairs)
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    if ours.dtype in (torch.float32, torch.bfloat16):
-        relative = RELATIVE if ours.dtype == torch.bfloat16 else 0.0
-        torch.testing.assert_close(ours, theirs, rtol=relative, atol=ABSOLUTE)
-    else:
-        assert same(ours, theirs)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,9 +2,7 @@
 one token, few and many, twice to the bit; it serves an empty step; a token's results do not depend on later tokens, nor
 on any others unless the operation says so. Nothing is written outside of results, states and workspace.
 
-Tolerances as in Triton's interpreter, for the same reasons: integers, bytes and round trips are equal; f32 results of
-the examples are of magnitude ten at most, sums of up to 400 terms; a bf16 result may round to its neighbour, and a
-product of such results move by a few of those steps. Functions like exp are a GPU's own, of errors below those.
+Tolerances as in Triton's interpreter, those of `close`; functions like exp are a GPU's own, of errors below those.
 """
 
 from __future__ import annotations
@@ -12,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests.codegen.cuda.harness import Subject
-from tests.codegen.sparse_harness import Operands, reference, rows_of, same
+from tests.codegen.sparse_harness import Operands, close, reference, rows_of, same
 from tests.device.gpu import Gpu
 from tools.gpu_launch import compile_ahead, compiled
 from v41c.codegen.cuda import has_kernel
@@ -26,8 +23,6 @@ from v41c.runtime.cuda_driver import CudaDriver
 from v41c.targets.cuda import SM_90, CudaTarget
 
 NAMES = [name for name in sorted(op_types()) if has_kernel(name)]
-ABSOLUTE = 400 * 2.0**-24 * 10
-RELATIVE = 2.0**-6
 FEW = 16
 #: operations whose rows say where they stand among all of the step's: some of them are no operands
 WHOLE = ("engram_lookup_ordered",)
@@ -64,14 +59,6 @@ def cut(example: Example, rows: slice) -> tuple[Op, Operands]:
 
 def first_example(name: str) -> Example:
     return next(iter(op_types()[name].examples()))
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    if ours.dtype in (torch.float32, torch.bfloat16):
-        relative = RELATIVE if ours.dtype == torch.bfloat16 else 0.0
-        torch.testing.assert_close(ours, theirs, rtol=relative, atol=ABSOLUTE)
-    else:
-        assert same(ours, theirs)
 
 
 @pytest.mark.parametrize("tokens", SM_90.variants)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.codegen.cuda.interpreter import install
 from tests.codegen.harness import Array, aligned, poisoned
-from tests.codegen.sparse_harness import Operands, as_array, as_tensor, same, symbolic_types
+from tests.codegen.sparse_harness import Operands, as_array, as_tensor, symbolic_types
 from v41c.codegen.cuda import kernel_for
 from v41c.codegen.cuda.kernel import CudaKernel, Launch
 from v41c.ir.op import Op
@@ -88,18 +88,3 @@ def _argument(value: Array | int, kind: str, offset: int) -> Tensor | int:
     dtype = TORCH_TYPES[kind.removeprefix("*")]
     flat = torch.from_numpy(value.reshape(-1).view("u1"))[offset:]
     return flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-
-
-#: of f32 results of an operation's examples, which are of magnitude ten at most, sums of up to 400 terms
-_ABSOLUTE = 400 * 2.0**-24 * 10
-#: a bf16 result may round to its neighbour, and a product of such results move by a few of those steps
-_RELATIVE = 2.0**-6
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    """Results of an example whose sums may be of another order: floats within a bound, anything else to the bit."""
-    if ours.dtype in (torch.float32, torch.bfloat16):
-        relative = _RELATIVE if ours.dtype == torch.bfloat16 else 0.0
-        torch.testing.assert_close(ours, theirs, rtol=relative, atol=_ABSOLUTE)
-    else:
-        assert same(ours, theirs)

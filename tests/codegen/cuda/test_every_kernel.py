@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.codegen.cuda.harness import Subject, close
+from tests.codegen.cuda.harness import Subject
 from tests.codegen.cuda.interpreter import run_blocks_backwards
-from tests.codegen.sparse_harness import reference, rows_of, same
+from tests.codegen.sparse_harness import close, reference, rows_of, same
 from v41c.codegen.cuda import has_kernel
 from v41c.ir.ops import op_types
 from v41c.targets.cuda import SM_90

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.codegen.cuda.harness import Subject, close
-from tests.codegen.sparse_harness import Operands, same
+from tests.codegen.cuda.harness import Subject
+from tests.codegen.sparse_harness import Operands, close, same
 from v41c.ir import formats, packed
 from v41c.ir.op import Example, Op, seeded
 from v41c.ir.ops import op_types
